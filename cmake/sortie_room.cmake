@@ -1,0 +1,36 @@
+# sortie_room(NAME base SOURCES a.cc ... LINK sortie_x ... [TESTS a_test.cc ...] [TEST_LINK sortie_y ...])
+# One static library a room and one test program over its x_test.cc files.
+
+add_library(sortie_flags INTERFACE)
+target_include_directories(sortie_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
+# No fast-math and no contraction the source did not ask for: bits are part of the contract.
+target_compile_options(sortie_flags INTERFACE -Wall -Wextra -Wno-missing-field-initializers
+                       -ffp-contract=off -fno-math-errno)
+if(SORTIE_WERROR)
+  target_compile_options(sortie_flags INTERFACE -Werror)
+endif()
+if(SORTIE_SANITIZE STREQUAL "address")
+  target_compile_options(sortie_flags INTERFACE -fsanitize=address,undefined
+                         -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_link_options(sortie_flags INTERFACE -fsanitize=address,undefined)
+elseif(SORTIE_SANITIZE STREQUAL "thread")
+  target_compile_options(sortie_flags INTERFACE -fsanitize=thread -fno-omit-frame-pointer -Wno-tsan)
+  target_link_options(sortie_flags INTERFACE -fsanitize=thread)
+endif()
+
+function(sortie_room)
+  cmake_parse_arguments(ROOM "" "NAME" "SOURCES;LINK;TESTS;TEST_LINK" ${ARGN})
+  set(library sortie_${ROOM_NAME})
+  add_library(${library} STATIC ${ROOM_SOURCES})
+  target_link_libraries(${library} PUBLIC sortie_flags ${ROOM_LINK})
+  if(SORTIE_TESTS AND ROOM_TESTS)
+    set(test ${ROOM_NAME}_test)
+    add_executable(${test} ${ROOM_TESTS})
+    target_link_libraries(${test} PRIVATE ${library} ${ROOM_TEST_LINK} GTest::gtest GTest::gtest_main)
+    target_compile_definitions(${test} PRIVATE SORTIE_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+    if(SORTIE_PCH)
+      target_precompile_headers(${test} PRIVATE <gtest/gtest.h>)
+    endif()
+    add_test(NAME ${ROOM_NAME} COMMAND ${test})
+  endif()
+endfunction()

@@ -1,0 +1,52 @@
+#include "base/arena.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+
+namespace sortie {
+
+namespace {
+constexpr size_t kAlign = 64;
+constexpr size_t kMinBlock = size_t{1} << 20;
+
+size_t round_up(size_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
+}  // namespace
+
+void AlignedBuffer::Free::operator()(std::byte* p) const { std::free(p); }
+
+AlignedBuffer::AlignedBuffer(size_t bytes) : size_(bytes) {
+  if (bytes == 0) return;
+  auto* p = static_cast<std::byte*>(std::aligned_alloc(kAlign, round_up(bytes)));
+  if (p == nullptr) throw std::bad_alloc();
+  data_.reset(p);
+}
+
+std::byte* Arena::alloc_bytes(size_t bytes) {
+  bytes = round_up(std::max<size_t>(bytes, 1));
+  while (block_ < blocks_.size() && used_ + bytes > blocks_[block_].size()) {
+    ++block_;
+    used_ = 0;
+  }
+  if (block_ == blocks_.size()) {
+    const size_t last = blocks_.empty() ? kMinBlock : blocks_.back().size();
+    blocks_.emplace_back(std::max(bytes, last * 2));
+    used_ = 0;
+  }
+  std::byte* p = blocks_[block_].data() + used_;
+  used_ += bytes;
+  return p;
+}
+
+void Arena::reset() {
+  if (blocks_.size() > 1) {
+    size_t total = 0;
+    for (const AlignedBuffer& b : blocks_) total += b.size();
+    blocks_.clear();
+    blocks_.emplace_back(total);
+  }
+  block_ = 0;
+  used_ = 0;
+}
+
+}  // namespace sortie

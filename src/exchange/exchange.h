@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/clock.h"
+#include "base/exchange_layout.h"
+#include "base/status.h"
+#include "exchange/transport.h"
+
+// Expert-parallel dispatch and combine with DeepEP's low-latency semantics (docs/exchange.md).
+namespace sortie::exchange {
+
+enum class Mode : uint8_t { kLowLatency, kNormal, kAuto };
+
+struct Options {
+  int experts = 0;               // of a layer; a multiple of the group's size
+  int topk = 0;                  // K
+  int64_t hidden = 0;
+  int64_t widest_row_bytes = 0;  // of the widest dispatch row among all layers' wire formats
+  int64_t max_dispatch_tokens = 0;  // M: tokens a rank may dispatch in low_latency
+  int64_t max_normal_tokens = 0;    // the same for normal: prefill chunk rows + decode rows a rank
+  Mode mode = Mode::kAuto;
+  Duration exchange_timeout = seconds(10);  // from a peer's last sign of life
+  Duration step_timeout = seconds(300);     // alive but stuck
+  // Bytes of window that one rank needs for these options.
+  int64_t window_bytes(int ranks) const;
+};
+
+// One MoE layer's tokens on their way out.
+struct Dispatch {
+  int layer = 0;                 // named in errors
+  bool any_prefill = false;      // auto: normal if true, low_latency else; the same on all ranks
+  const std::byte* rows = nullptr;  // [tokens] x row_bytes, quantised once, by the sender
+  int64_t row_bytes = 0;
+  int64_t tokens = 0;            // may be 0
+  const int32_t* ids = nullptr;  // [tokens, K]; -1 = none
+  const float* weights = nullptr;  // [tokens, K]
+};
+
+// The header that ranks exchange before a step (docs/engine.md). 64 bytes.
+struct alignas(64) StepHeader {
+  uint64_t epoch = 0;
+  int32_t prefill_rows = 0;
+  int32_t decode_rows = 0;
+  int32_t draft_steps = 0;
+  int32_t flags = 0;             // bit 0: this rank wants the group to stop
+};
+
+// One rank's end of the exchange. Calls are made in the same order on every rank, also by ranks with
+// no tokens. Any error is final for the group: kRankLost names the rank, layer and phase.
+class Exchange {
+ public:
+  virtual ~Exchange() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual const Options& options() const = 0;
+
+  // Returns the rows that arrived for this rank's experts. Valid until the next dispatch but one.
+  // Errors: T > M, an id outside -1..E-1, a lost rank.
+  virtual Result<ExpertRows> dispatch(const Dispatch& args) = 0;
+  // parts [slots, hidden] as moe_reduce left them, for the ExpertRows of the last dispatch; returns
+  // what the experts' ranks made of this rank's own tokens.
+  virtual Result<CombinedParts> combine(int layer, const float* parts) = 0;
+
+  // Where combine's parts are best written (saves a copy), [slots, hidden].
+  virtual float* parts_buffer() = 0;
+
+  // All ranks' headers, by rank; valid until the next call.
+  virtual Result<std::span<const StepHeader>> all_gather(const StepHeader& mine) = 0;
+  // For a rank with nothing to do: sleeps until a peer has sent the header of the next step (true),
+  // or wake() was called or `most` has passed (false).
+  virtual Result<bool> wait_for_peers(Duration most) = 0;
+  virtual void wake() = 0;  // from any thread: ends this rank's wait_for_peers
+
+  // Stops waiting for ever: every wait in progress and to come returns kCancelled. Any thread.
+  virtual void abort() = 0;
+};
+
+std::unique_ptr<Exchange> make_exchange(std::shared_ptr<Transport> transport, const Options& options);
+
+}  // namespace sortie::exchange
