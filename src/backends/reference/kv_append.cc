@@ -1,0 +1,26 @@
+#include "backends/reference/reference.h"
+
+namespace sortie::reference {
+
+void kv_append(const ops::KvAppend& a, const ops::Context& c) {
+  for (int64_t t = 0; t < a.tokens; ++t) {
+    const float* kv = a.kv + t * a.kv_stride;
+    const int64_t position = a.positions[t];
+    float* row =
+        a.cache.row(a.page_tables[t][position / a.cache.page_size], position % a.cache.page_size);
+    rms_norm({.x = kv, .tokens = 1, .x_stride = a.kv_stride, .norm = a.norm, .out = row}, c);
+    float* key = row + a.norm.n;
+    for (int64_t i = 0; i < a.rope_dim; ++i) key[i] = kv[a.norm.n + i];
+    rope({.x = key,
+          .tokens = 1,
+          .heads = 1,
+          .head_stride = a.rope_dim,
+          .offset = 0,
+          .dim = a.rope_dim,
+          .positions = a.positions + t,
+          .cos_sin = a.cos_sin},
+         c);
+  }
+}
+
+}  // namespace sortie::reference

@@ -1,0 +1,182 @@
+// The layers of DeepSeek-V2 and V3 with the papers' letters (arXiv 2405.04434, 2412.19437): MLA,
+// and the mixture of experts spread over expert-parallel ranks.
+#include <algorithm>
+
+#include "model/model.h"
+
+namespace sortie::model {
+
+const float* Model::attention(const LayerWeights& w, int layer, const Shared& s, const float* x) {
+  const int64_t d_nope = config_.qk_nope_head_dim;
+  const int64_t d_rope = config_.qk_rope_head_dim;
+  const int heads = config_.num_attention_heads;
+
+  const bool has_q_lora = config_.q_lora_rank > 0;
+  const quant::Rows h = rows_for(has_q_lora ? w.q_a.w : w.q.w, x, config_.hidden_size, s.tokens);
+  float* q = nullptr;  // [tokens, heads, d_nope + d_rope]
+  if (has_q_lora) {
+    const float* c_q = norm(w.q_a_norm, linear(w.q_a, h), config_.q_lora_rank, s.tokens);
+    q = linear(w.q_b, c_q, s.tokens);
+  } else {
+    q = linear(w.q, h);
+  }
+  const bool same_form = quant::act_format(w.kv_a.w) == h.format;
+  const float* kv = same_form ? linear(w.kv_a, h) : linear(w.kv_a, x, s.tokens);  // c_kv | k_rope
+
+  ops_.rope({.x = q,
+             .tokens = s.tokens,
+             .heads = heads,
+             .head_stride = d_nope + d_rope,
+             .offset = d_nope,
+             .dim = d_rope,
+             .positions = s.positions,
+             .cos_sin = cos_sin_.data()},
+            context_);
+  ops_.kv_append({.kv = kv,
+                  .tokens = s.tokens,
+                  .kv_stride = config_.latent_width(),
+                  .norm = w.kv_a_norm,
+                  .rope_dim = d_rope,
+                  .positions = s.positions,
+                  .cos_sin = cos_sin_.data(),
+                  .page_tables = s.page_tables,
+                  .cache = cache(layer)},
+                 context_);
+
+  const int64_t o_width = heads * config_.v_head_dim;
+  float* o = alloc<float>(s.tokens * o_width);
+  const auto attend = [&](bool prefill, int64_t begin, int64_t end) {
+    const ops::Mla args{.q = q + begin * heads * (d_nope + d_rope),
+                        .tokens = end - begin,
+                        .heads = heads,
+                        .nope = d_nope,
+                        .rope_dim = d_rope,
+                        .v_dim = config_.v_head_dim,
+                        .lora = config_.kv_lora_rank,
+                        .w_kv_b = w.kv_b,
+                        .scale = softmax_scale_,
+                        .segment = options_.decode_segment,
+                        .positions = s.positions + begin,
+                        .page_tables = s.page_tables + begin,
+                        .cache = cache(layer),
+                        .out = o + begin * o_width};
+    (prefill ? ops_.mla_prefill : ops_.mla_decode)(args, context_);
+  };
+  // Each prompt chunk by itself; decode rows that stand together in one call.
+  for (size_t i = 0; i < s.segments->size();) {
+    const Segment& first = (*s.segments)[i];
+    int64_t end = first.first_row + first.rows;
+    ++i;
+    while (!first.prefill && i < s.segments->size() && !(*s.segments)[i].prefill) {
+      end += (*s.segments)[i++].rows;
+    }
+    if (end > first.first_row) attend(first.prefill, first.first_row, end);
+  }
+  return linear(w.o, o, s.tokens);
+}
+
+const float* Model::mlp(const MlpWeights& w, const float* x, int64_t tokens) {
+  const int64_t n = w.gate.w.n;
+  const quant::Rows rows = rows_for(w.gate.w, x, w.gate.w.k, tokens);
+  float* gate_up = alloc<float>(tokens * 2 * n);
+  if (tokens > 0) {
+    ops_.linear({rows, w.gate.w, w.gate.bias, gate_up, 2 * n}, context_);
+    ops_.linear({rows, w.up.w, w.up.bias, gate_up + n, 2 * n}, context_);
+  }
+  quant::Rows h{.format = quant::act_format(w.down.w),
+                .count = tokens,
+                .k = n,
+                .static_scale = w.down.w.input_scale,
+                .ue8m0 = w.down.w.ue8m0_activations};
+  h.data = context_.scratch.alloc_bytes(static_cast<size_t>(tokens * h.row_bytes()));
+  ops_.swiglu_quantise({gate_up, tokens, n, h}, context_);
+  return linear(w.down, h);
+}
+
+Result<const float*> Model::moe(const MoeWeights& w, int layer, const Shared& s, const float* x) {
+  const int64_t hidden = config_.hidden_size;
+  const int topk = config_.num_experts_per_tok;
+  auto* ids = alloc<int32_t>(s.tokens * topk);
+  auto* weights = alloc<float>(s.tokens * topk);
+  ops_.route({.x = x,
+              .tokens = s.tokens,
+              .gate = w.router,
+              .bias = w.correction_bias,
+              .scoring = config_.scoring_func,
+              .method = config_.topk_method,
+              .groups = config_.n_group,
+              .topk_groups = config_.topk_group,
+              .topk = topk,
+              .normalise = config_.norm_topk_prob,
+              .scaling = static_cast<float>(config_.routed_scaling_factor),
+              .ids = ids,
+              .weights = weights},
+             context_);
+  laps_.lap(StepTimes::kRoute);
+  const float* shared = w.shared.gate.w.n > 0 ? mlp(w.shared, x, s.tokens) : nullptr;
+  laps_.lap(StepTimes::kDense);
+
+  // Quantised once, here, with the scale that GEMM 1 uses.
+  quant::Rows rows = rows_for(w.gate_up[0], x, hidden, s.tokens);
+  ASSIGN_OR_RETURN(const ExpertRows lists,
+                   exchange_.dispatch({.layer = layer,
+                                       .any_prefill = s.any_prefill_anywhere,
+                                       .rows = rows.data,
+                                       .row_bytes = rows.row_bytes(),
+                                       .tokens = s.tokens,
+                                       .ids = ids,
+                                       .weights = weights}));
+  laps_.lap(StepTimes::kDispatch);
+
+  rows.data = const_cast<std::byte*>(lists.rows);  // read only from here on
+  rows.count = lists.slots;
+  const int64_t inner = config_.moe_intermediate_size;
+  float* gate_up = alloc<float>(lists.entries * 2 * inner);
+  ops_.grouped_gemm(
+      {rows, lists.row_index, lists.offsets, lists.local_experts, w.gate_up.data(), 2, gate_up},
+      context_);
+  quant::Rows h{.format = quant::act_format(w.down[0]),
+                .count = lists.entries,
+                .k = inner,
+                .static_scale = w.down[0].input_scale,
+                .ue8m0 = w.down[0].ue8m0_activations};
+  h.data = context_.scratch.alloc_bytes(static_cast<size_t>(h.count * h.row_bytes()));
+  ops_.swiglu_quantise({gate_up, h.count, inner, h}, context_);
+  float* y = alloc<float>(lists.entries * hidden);
+  ops_.grouped_gemm({h, nullptr, lists.offsets, lists.local_experts, w.down.data(), 1, y},
+                    context_);
+  if (record_amax_) note_amax(layer, lists, rows, h);
+  float* parts = exchange_.parts_buffer();
+  ops_.moe_reduce({lists, y, hidden, parts}, context_);
+  laps_.lap(StepTimes::kGemm);
+
+  ASSIGN_OR_RETURN(const CombinedParts combined, exchange_.combine(layer, parts));
+  float* out = alloc<float>(s.tokens * hidden);
+  ops_.moe_combine({combined, shared, s.tokens, hidden, out}, context_);
+  laps_.lap(StepTimes::kCombine);
+  return out;
+}
+
+Status Model::decoder_layer(const LayerWeights& w, int layer, const Shared& s, float* residual,
+                            float* delta) {
+  const Arena::Scope scope(context_.scratch);
+  const bool first = layer == 0 || layer >= config_.num_hidden_layers;
+  const float* x = first ? norm(w.input_norm, residual, config_.hidden_size, s.tokens)
+                         : add_norm(w.input_norm, delta, residual, s.tokens);
+  laps_.lap(StepTimes::kRest);
+  const float* o = attention(w, layer, s, x);
+  laps_.lap(StepTimes::kAttention);
+  x = add_norm(w.post_attention_norm, o, residual, s.tokens);
+  laps_.lap(StepTimes::kRest);
+  const float* out = nullptr;
+  if (w.is_moe) {
+    ASSIGN_OR_RETURN(out, moe(w.moe, layer, s, x));
+  } else {
+    out = mlp(w.mlp, x, s.tokens);
+    laps_.lap(StepTimes::kDense);
+  }
+  std::copy_n(out, s.tokens * config_.hidden_size, delta);
+  return Status::ok();
+}
+
+}  // namespace sortie::model
