@@ -15,28 +15,39 @@ namespace sortie::exchange {
 
 enum class Mode : uint8_t { kLowLatency, kNormal, kAuto };
 
+constexpr int kMaxRanks = 64;  // a token's destinations are a 64-bit mask
+
 struct Options {
-  int experts = 0;               // of a layer; a multiple of the group's size
-  int topk = 0;                  // K
+  int experts = 0;  // of a layer; a multiple of the group's size
+  int topk = 0;     // K
   int64_t hidden = 0;
-  int64_t widest_row_bytes = 0;  // of the widest dispatch row among all layers' wire formats
+  int64_t widest_row_bytes = 0;     // of the widest dispatch row among all layers' wire formats
   int64_t max_dispatch_tokens = 0;  // M: tokens a rank may dispatch in low_latency
   int64_t max_normal_tokens = 0;    // the same for normal: prefill chunk rows + decode rows a rank
   Mode mode = Mode::kAuto;
   Duration exchange_timeout = seconds(10);  // from a peer's last sign of life
   Duration step_timeout = seconds(300);     // alive but stuck
+  // May a wait spin (20 us) before it sleeps? Only where every thread of every rank has a core.
+  bool spin = false;
+  // Tests: overwrite with NaN bytes whatever nobody may read any more, at each dispatch and
+  // combine.
+  bool poison = false;
   // Bytes of window that one rank needs for these options.
   int64_t window_bytes(int ranks) const;
 };
 
+// Refuses sizes that the exchange cannot serve, in the words of the flags. To be called before
+// make_exchange, which insists.
+Status check_options(const Options& options, int ranks);
+
 // One MoE layer's tokens on their way out.
 struct Dispatch {
-  int layer = 0;                 // named in errors
-  bool any_prefill = false;      // auto: normal if true, low_latency else; the same on all ranks
+  int layer = 0;                    // named in errors
+  bool any_prefill = false;         // auto: normal if true, low_latency else; the same on all ranks
   const std::byte* rows = nullptr;  // [tokens] x row_bytes, quantised once, by the sender
   int64_t row_bytes = 0;
-  int64_t tokens = 0;            // may be 0
-  const int32_t* ids = nullptr;  // [tokens, K]; -1 = none
+  int64_t tokens = 0;              // may be 0
+  const int32_t* ids = nullptr;    // [tokens, K]; -1 = none
   const float* weights = nullptr;  // [tokens, K]
 };
 
@@ -46,11 +57,11 @@ struct alignas(64) StepHeader {
   int32_t prefill_rows = 0;
   int32_t decode_rows = 0;
   int32_t draft_steps = 0;
-  int32_t flags = 0;             // bit 0: this rank wants the group to stop
+  int32_t flags = 0;  // bit 0: this rank wants the group to stop
 };
 
-// One rank's end of the exchange. Calls are made in the same order on every rank, also by ranks with
-// no tokens. Any error is final for the group: kRankLost names the rank, layer and phase.
+// One rank's end of the exchange. Calls are made in the same order on every rank, also by ranks
+// with no tokens. Any error is final for the group: kRankLost names the rank, layer and phase.
 class Exchange {
  public:
   virtual ~Exchange() = default;
@@ -58,11 +69,12 @@ class Exchange {
   virtual int size() const = 0;
   virtual const Options& options() const = 0;
 
-  // Returns the rows that arrived for this rank's experts. Valid until the next dispatch but one.
+  // Returns the rows that arrived for this rank's experts. Rows and lists are valid until this
+  // rank's combine returns: its signal is what lets the others send the next rows.
   // Errors: T > M, an id outside -1..E-1, a lost rank.
   virtual Result<ExpertRows> dispatch(const Dispatch& args) = 0;
   // parts [slots, hidden] as moe_reduce left them, for the ExpertRows of the last dispatch; returns
-  // what the experts' ranks made of this rank's own tokens.
+  // what the experts' ranks made of this rank's own tokens, valid until the next dispatch.
   virtual Result<CombinedParts> combine(int layer, const float* parts) = 0;
 
   // Where combine's parts are best written (saves a copy), [slots, hidden].
@@ -79,6 +91,7 @@ class Exchange {
   virtual void abort() = 0;
 };
 
-std::unique_ptr<Exchange> make_exchange(std::shared_ptr<Transport> transport, const Options& options);
+std::unique_ptr<Exchange> make_exchange(std::shared_ptr<Transport> transport,
+                                        const Options& options);
 
 }  // namespace sortie::exchange

@@ -1,0 +1,149 @@
+#include "exchange/local.h"
+
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <thread>
+
+#include "base/check.h"
+#include "exchange/doorbell.h"
+
+namespace sortie::exchange {
+namespace {
+
+constexpr auto kBeat = std::chrono::milliseconds(50);
+
+struct FreeDelete {
+  void operator()(std::byte* p) const { std::free(p); }
+};
+
+struct LocalRank {
+  std::unique_ptr<std::byte, FreeDelete> window;
+  std::vector<SignalWord> words;  // [kSignals * ranks]
+  Doorbell bell;
+  std::atomic<TimePoint> life{Clock::now()};
+  std::atomic<bool> beating{true};
+  std::atomic<bool> sending{true};
+  std::atomic<bool> ended{false};
+  std::atomic<Duration> delay{Duration::zero()};
+};
+
+class Group final : public FaultControl {
+ public:
+  Group(int ranks, int64_t window_bytes)
+      : window_bytes_(window_bytes), ranks_(static_cast<size_t>(ranks)) {
+    const auto rounded = static_cast<size_t>((window_bytes + 63) / 64 * 64);
+    for (LocalRank& r : ranks_) {
+      r.window.reset(static_cast<std::byte*>(std::aligned_alloc(64, rounded)));
+      CHECK(r.window != nullptr, "no memory for the exchange's window");
+      r.words = std::vector<SignalWord>(static_cast<size_t>(kSignals * ranks));
+    }
+    heart_ = std::thread([this] { beat(); });
+  }
+  ~Group() override {
+    {
+      const std::scoped_lock lock(mutex_);
+      stop_ = true;
+    }
+    stopped_.notify_all();
+    heart_.join();
+  }
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  void kill(int rank) override {
+    at(rank).beating = false;
+    at(rank).sending = false;
+  }
+  void end(int rank) override {
+    kill(rank);
+    at(rank).ended = true;
+    for (LocalRank& r : ranks_) r.bell.ring();
+  }
+  void freeze(int rank) override { at(rank).sending = false; }
+  void delay(int rank, Duration each_signal) override { at(rank).delay = each_signal; }
+
+  LocalRank& at(int rank) { return ranks_[static_cast<size_t>(rank)]; }
+  int size() const { return static_cast<int>(ranks_.size()); }
+  int64_t window_bytes() const { return window_bytes_; }
+
+ private:
+  void beat() {
+    std::unique_lock lock(mutex_);
+    while (!stop_) {
+      for (LocalRank& r : ranks_) {
+        if (r.beating) r.life = Clock::now();
+      }
+      stopped_.wait_for(lock, kBeat);
+    }
+  }
+
+  const int64_t window_bytes_;
+  std::vector<LocalRank> ranks_;
+  std::mutex mutex_;
+  std::condition_variable stopped_;
+  bool stop_ = false;
+  std::thread heart_;
+};
+
+class LocalTransport final : public Transport {
+ public:
+  LocalTransport(std::shared_ptr<Group> group, int rank) : group_(std::move(group)), rank_(rank) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return group_->size(); }
+  std::byte* window() override { return me().window.get(); }
+  int64_t window_bytes() const override { return group_->window_bytes(); }
+
+  void put(int peer, int64_t offset, const void* data, int64_t bytes) override {
+    if (!me().sending || bytes == 0) return;
+    std::memcpy(group_->at(peer).window.get() + offset, data, static_cast<size_t>(bytes));
+  }
+  void signal(int peer, int index, uint64_t epoch) override {
+    if (const Duration d = me().delay; d.count() > 0) std::this_thread::sleep_for(d);
+    if (!me().sending) return;
+    LocalRank& to = group_->at(peer);
+    word(to, index, rank_).epoch.store(epoch, std::memory_order_release);
+    to.bell.ring();
+  }
+  uint64_t poll(int peer, int index) override {
+    return word(me(), index, peer).epoch.load(std::memory_order_acquire);
+  }
+  void sleep(Duration most) override { me().bell.sleep(seen_, most); }
+  void wake(int peer) override { group_->at(peer).bell.ring(); }
+
+  TimePoint last_life(int peer) const override { return group_->at(peer).life; }
+  // A rank that has ended sees nobody either, so that its thread does not outlive the test.
+  bool dead(int peer) const override { return group_->at(peer).ended || group_->at(rank_).ended; }
+  std::string lane(int) const override { return "local"; }
+
+ private:
+  LocalRank& me() { return group_->at(rank_); }
+  SignalWord& word(LocalRank& at, int index, int source) {
+    return at.words[static_cast<size_t>(index * size() + source)];
+  }
+
+  const std::shared_ptr<Group> group_;
+  const int rank_;
+  uint32_t seen_ = 0;
+};
+
+}  // namespace
+
+LocalGroup make_local_group_with_faults(int ranks, int64_t window_bytes) {
+  auto group = std::make_shared<Group>(ranks, window_bytes);
+  LocalGroup out;
+  for (int r = 0; r < ranks; ++r) {
+    out.transports.push_back(std::make_shared<LocalTransport>(group, r));
+  }
+  out.faults = std::move(group);
+  return out;
+}
+
+std::vector<std::shared_ptr<Transport>> make_local_group(int ranks, int64_t window_bytes) {
+  return make_local_group_with_faults(ranks, window_bytes).transports;
+}
+
+}  // namespace sortie::exchange
