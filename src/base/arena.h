@@ -26,7 +26,8 @@ class AlignedBuffer {
 };
 
 // Scratch memory of one step: bump allocation, 64-byte aligned, never freed one by one. It grows in
-// blocks while it learns what a step needs; reset() merges them, so a steady step allocates nothing.
+// blocks while it learns what a step needs; reset() merges them, so a steady step allocates
+// nothing.
 class Arena {
  public:
   template <typename T>

@@ -1,8 +1,8 @@
 #include "base/arena.h"
 
-#include <cstdint>
-
 #include <gtest/gtest.h>
+
+#include <cstdint>
 
 namespace sortie {
 namespace {

@@ -23,29 +23,31 @@ constexpr int combine_leaves(int ep_size) {
 struct ExpertRows {
   int ranks = 1;
   int rank = 0;
-  int experts = 0;        // all experts of the layer
-  int local_experts = 0;  // ids [rank * local_experts, (rank + 1) * local_experts)
-  int64_t max_tokens = 0; // slots a source rank
+  int experts = 0;         // all experts of the layer
+  int local_experts = 0;   // ids [rank * local_experts, (rank + 1) * local_experts)
+  int64_t max_tokens = 0;  // slots a source rank
 
   const std::byte* rows = nullptr;  // [ranks * max_tokens] x row_bytes
   int64_t row_bytes = 0;
 
-  int64_t entries = 0;                   // sum of counts
-  const int32_t* offsets = nullptr;      // [local_experts + 1]; count of e = offsets[e+1]-offsets[e]
-  const int32_t* row_index = nullptr;    // [entries] slot
-  const float* row_weight = nullptr;     // [entries] routing weight
+  int64_t entries = 0;                 // sum of counts
+  const int32_t* offsets = nullptr;    // [local_experts + 1]; count of e = offsets[e+1]-offsets[e]
+  const int32_t* row_index = nullptr;  // [entries] slot
+  const float* row_weight = nullptr;   // [entries] routing weight
 
-  int64_t slots = 0;                     // ranks * max_tokens
-  const int32_t* slot_offsets = nullptr; // [slots + 1]
-  const int32_t* slot_entries = nullptr; // [entries] indices of entries, ascending expert id a slot
+  int64_t slots = 0;                      // ranks * max_tokens
+  const int32_t* slot_offsets = nullptr;  // [slots + 1]
+  const int32_t* slot_entries =
+      nullptr;  // [entries] indices of entries, ascending expert id a slot
 };
 
 // What combine leaves at a token's home: one row from each rank that had an expert of the token.
 struct CombinedParts {
   int ranks = 1;
   int64_t max_tokens = 0;
-  const float* rows = nullptr;      // [ranks * max_tokens, hidden]; slot = expert rank * max_tokens + token
-  const uint8_t* present = nullptr; // [ranks * max_tokens] 1 where a part stands
+  const float* rows =
+      nullptr;  // [ranks * max_tokens, hidden]; slot = expert rank * max_tokens + token
+  const uint8_t* present = nullptr;  // [ranks * max_tokens] 1 where a part stands
 };
 
 }  // namespace sortie

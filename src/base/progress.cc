@@ -1,12 +1,11 @@
 #include "base/progress.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <utility>
-
-#include <fmt/format.h>
 
 namespace sortie {
 

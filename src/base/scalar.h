@@ -64,7 +64,9 @@ inline e4m3 to_e4m3(float f) {
 }
 
 // Two signed int4 of a byte: K index 2j in the low nibble, 2j+1 in the high one.
-inline int int4_low(uint8_t byte) { return static_cast<int8_t>(static_cast<uint8_t>(byte << 4)) >> 4; }
+inline int int4_low(uint8_t byte) {
+  return static_cast<int8_t>(static_cast<uint8_t>(byte << 4)) >> 4;
+}
 inline int int4_high(uint8_t byte) { return static_cast<int8_t>(byte) >> 4; }
 inline uint8_t pack_int4(int low, int high) {
   return static_cast<uint8_t>((low & 0xf) | ((high & 0xf) << 4));

@@ -1,10 +1,10 @@
 #include "base/scalar.h"
 
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <cstdint>
 #include <limits>
-
-#include <gtest/gtest.h>
 
 namespace sortie {
 namespace {

@@ -50,7 +50,7 @@ class [[nodiscard]] Status {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}  // NOLINT(google-explicit-constructor)
+  Result(T value) : value_(std::move(value)) {}         // NOLINT(google-explicit-constructor)
   Result(Status status) : status_(std::move(status)) {  // NOLINT(google-explicit-constructor)
     CHECK(!status_.is_ok(), "a Result without a value needs an error");
   }
@@ -82,14 +82,13 @@ class [[nodiscard]] Result {
 #define SORTIE_CONCAT(a, b) SORTIE_CONCAT_(a, b)
 
 // Returns from the enclosing function with the error, if `expr` is one.
-#define RETURN_IF_ERROR(expr)                                           \
-  do {                                                                  \
+#define RETURN_IF_ERROR(expr)                                                \
+  do {                                                                       \
     if (::sortie::Status status_ = (expr); !status_.is_ok()) return status_; \
   } while (0)
 
 // ASSIGN_OR_RETURN(auto x, f()): x = value of f(), or return its error.
-#define ASSIGN_OR_RETURN(lhs, expr)                                   \
-  auto SORTIE_CONCAT(result_, __LINE__) = (expr);                     \
-  if (!SORTIE_CONCAT(result_, __LINE__).is_ok())                      \
-    return SORTIE_CONCAT(result_, __LINE__).status();                 \
+#define ASSIGN_OR_RETURN(lhs, expr)                                                                \
+  auto SORTIE_CONCAT(result_, __LINE__) = (expr);                                                  \
+  if (!SORTIE_CONCAT(result_, __LINE__).is_ok()) return SORTIE_CONCAT(result_, __LINE__).status(); \
   lhs = std::move(SORTIE_CONCAT(result_, __LINE__).value())

@@ -8,7 +8,20 @@
 namespace sortie {
 
 // Element types of checkpoint tensors.
-enum class DType : uint8_t { kF32, kF16, kBf16, kE4m3, kE8m0, kI8, kU8, kI32, kI64, kBool, kF64, kOther };
+enum class DType : uint8_t {
+  kF32,
+  kF16,
+  kBf16,
+  kE4m3,
+  kE8m0,
+  kI8,
+  kU8,
+  kI32,
+  kI64,
+  kBool,
+  kF64,
+  kOther
+};
 
 constexpr int64_t dtype_bytes(DType t) {
   switch (t) {
@@ -28,18 +41,30 @@ constexpr int64_t dtype_bytes(DType t) {
 
 constexpr std::string_view dtype_name(DType t) {
   switch (t) {
-    case DType::kF64: return "F64";
-    case DType::kI64: return "I64";
-    case DType::kF32: return "F32";
-    case DType::kI32: return "I32";
-    case DType::kF16: return "F16";
-    case DType::kBf16: return "BF16";
-    case DType::kE4m3: return "F8_E4M3";
-    case DType::kE8m0: return "F8_E8M0";
-    case DType::kI8: return "I8";
-    case DType::kU8: return "U8";
-    case DType::kBool: return "BOOL";
-    case DType::kOther: return "other";
+    case DType::kF64:
+      return "F64";
+    case DType::kI64:
+      return "I64";
+    case DType::kF32:
+      return "F32";
+    case DType::kI32:
+      return "I32";
+    case DType::kF16:
+      return "F16";
+    case DType::kBf16:
+      return "BF16";
+    case DType::kE4m3:
+      return "F8_E4M3";
+    case DType::kE8m0:
+      return "F8_E8M0";
+    case DType::kI8:
+      return "I8";
+    case DType::kU8:
+      return "U8";
+    case DType::kBool:
+      return "BOOL";
+    case DType::kOther:
+      return "other";
   }
   return "other";
 }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <fstream>
 #include <string>
+#include <utility>
 
 #include "base/clock.h"
 
@@ -62,10 +63,11 @@ bool pin_thread(int cpu) {
 }
 
 ThreadPool::ThreadPool(int threads, std::vector<int> cpus)
-    : threads_(std::max(1, threads)), spin_ns_(threads_ <= available_cpus() ? 20'000 : 0) {
-  if (!cpus.empty()) pin_thread(cpus[0]);
+    : threads_(std::max(1, threads)),
+      cpus_(std::move(cpus)),
+      spin_ns_(threads_ <= available_cpus() ? 20'000 : 0) {
   for (int i = 1; i < threads_; ++i) {
-    const int cpu = static_cast<size_t>(i) < cpus.size() ? cpus[static_cast<size_t>(i)] : -1;
+    const int cpu = static_cast<size_t>(i) < cpus_.size() ? cpus_[static_cast<size_t>(i)] : -1;
     workers_.emplace_back([this, i, cpu] { worker(i, cpu); });
   }
 }

@@ -20,13 +20,17 @@ bool pin_thread(int cpu);
 // on it. Waiting spins at most 20 us, then sleeps.
 class ThreadPool {
  public:
-  // cpus: where to pin thread i (cpus[i]); empty = pin nothing.
+  // cpus: where to pin thread i (cpus[i]); empty = pin nothing. Thread 0 is whoever calls run(): it
+  // pins itself with pin_caller().
   explicit ThreadPool(int threads, std::vector<int> cpus = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int size() const { return threads_; }
+  void pin_caller() const {
+    if (!cpus_.empty()) pin_thread(cpus_[0]);
+  }
 
   // fn(thread, threads) once on each thread; returns when all are done.
   template <typename F>
@@ -59,6 +63,7 @@ class ThreadPool {
   void worker(int thread, int cpu);
 
   const int threads_;
+  const std::vector<int> cpus_;
   const int64_t spin_ns_;
   Job job_ = nullptr;
   void* fn_ = nullptr;

@@ -1,9 +1,9 @@
 #include "base/threads.h"
 
+#include <gtest/gtest.h>
+
 #include <numeric>
 #include <vector>
-
-#include <gtest/gtest.h>
 
 namespace sortie {
 namespace {

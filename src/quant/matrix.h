@@ -18,11 +18,16 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // The name used by --quantization and in reports.
 constexpr std::string_view format_name(Format f) {
   switch (f) {
-    case Format::kF32: return "f32";
-    case Format::kBf16: return "bf16";
-    case Format::kFp8Block: return "fp8_block";
-    case Format::kW4Afp8: return "w4afp8";
-    case Format::kW8A8Int8: return "w8a8_int8";
+    case Format::kF32:
+      return "f32";
+    case Format::kBf16:
+      return "bf16";
+    case Format::kFp8Block:
+      return "fp8_block";
+    case Format::kW4Afp8:
+      return "w4afp8";
+    case Format::kW8A8Int8:
+      return "w8a8_int8";
   }
   return "?";
 }
@@ -43,23 +48,27 @@ struct Matrix {
   int64_t k = 0;
   const std::byte* codes = nullptr;
   const void* scales = nullptr;
-  float input_scale = 0;          // kW4Afp8: static activation scale; 0 = dynamic per token
-  bool ue8m0_activations = false; // kFp8Block: activation scales are rounded up to powers of two
+  float input_scale = 0;           // kW4Afp8: static activation scale; 0 = dynamic per token
+  bool ue8m0_activations = false;  // kFp8Block: activation scales are rounded up to powers of two
 
-  int64_t code_row_bytes() const {
+  constexpr int64_t code_row_bytes() const {
     switch (format) {
-      case Format::kF32: return k * 4;
-      case Format::kBf16: return k * 2;
-      case Format::kW4Afp8: return ceil_div(k, 2);
-      default: return k;
+      case Format::kF32:
+        return k * 4;
+      case Format::kBf16:
+        return k * 2;
+      case Format::kW4Afp8:
+        return ceil_div(k, 2);
+      default:
+        return k;
     }
   }
-  int64_t k_groups() const { return ceil_div(k, kGroup); }
+  constexpr int64_t k_groups() const { return ceil_div(k, kGroup); }
   const std::byte* row(int64_t i) const { return codes + i * code_row_bytes(); }
   const float* f32_scales() const { return static_cast<const float*>(scales); }
   const bf16* bf16_scales() const { return static_cast<const bf16*>(scales); }
   // Bytes of codes and scales together: what a kernel that reads it all must move.
-  int64_t bytes() const {
+  constexpr int64_t bytes() const {
     int64_t s = 0;
     if (format == Format::kFp8Block) s = ceil_div(n, kGroup) * k_groups() * 4;
     if (format == Format::kW4Afp8) s = n * k_groups() * 2;
@@ -71,20 +80,24 @@ struct Matrix {
 // How a row of activations is stored in memory and on the wire: codes, then its fp32 scales, at
 // 4-byte alignment, padded so that rows are 64 bytes apart or a multiple of it.
 enum class ActFormat : uint8_t {
-  kF32,          // k floats
-  kE4m3Static,   // k codes; one scale for all rows, known to both sides (Rows::static_scale)
-  kE4m3Token,    // k codes, 1 scale
-  kE4m3Group128, // k codes, ceil(k/128) scales
-  kInt8Token,    // k codes, 1 scale
+  kF32,           // k floats
+  kE4m3Static,    // k codes; one scale for all rows, known to both sides (Rows::static_scale)
+  kE4m3Token,     // k codes, 1 scale
+  kE4m3Group128,  // k codes, ceil(k/128) scales
+  kInt8Token,     // k codes, 1 scale
 };
 
 // What the linear wants its activations in.
 constexpr ActFormat act_format(Format f, bool has_static_scale) {
   switch (f) {
-    case Format::kFp8Block: return ActFormat::kE4m3Group128;
-    case Format::kW4Afp8: return has_static_scale ? ActFormat::kE4m3Static : ActFormat::kE4m3Token;
-    case Format::kW8A8Int8: return ActFormat::kInt8Token;
-    default: return ActFormat::kF32;
+    case Format::kFp8Block:
+      return ActFormat::kE4m3Group128;
+    case Format::kW4Afp8:
+      return has_static_scale ? ActFormat::kE4m3Static : ActFormat::kE4m3Token;
+    case Format::kW8A8Int8:
+      return ActFormat::kInt8Token;
+    default:
+      return ActFormat::kF32;
   }
 }
 inline ActFormat act_format(const Matrix& w) { return act_format(w.format, w.input_scale > 0); }
@@ -92,9 +105,12 @@ inline ActFormat act_format(const Matrix& w) { return act_format(w.format, w.inp
 constexpr int64_t act_scales(ActFormat f, int64_t k) {
   switch (f) {
     case ActFormat::kE4m3Token:
-    case ActFormat::kInt8Token: return 1;
-    case ActFormat::kE4m3Group128: return ceil_div(k, kGroup);
-    default: return 0;
+    case ActFormat::kInt8Token:
+      return 1;
+    case ActFormat::kE4m3Group128:
+      return ceil_div(k, kGroup);
+    default:
+      return 0;
   }
 }
 constexpr int64_t act_scale_offset(ActFormat f, int64_t k) {
@@ -110,8 +126,8 @@ struct Rows {
   int64_t count = 0;
   int64_t k = 0;
   std::byte* data = nullptr;
-  float static_scale = 0;        // kE4m3Static
-  bool ue8m0 = false;            // kE4m3Group128: scales are powers of two
+  float static_scale = 0;  // kE4m3Static
+  bool ue8m0 = false;      // kE4m3Group128: scales are powers of two
 
   int64_t row_bytes() const { return act_row_bytes(format, k); }
   std::byte* row(int64_t i) const { return data + i * row_bytes(); }

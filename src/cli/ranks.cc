@@ -1,0 +1,281 @@
+#include "cli/ranks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "backends/cpu/cpu.h"
+#include "backends/reference/reference.h"
+#include "base/log.h"
+#include "cli/calibrate.h"
+#include "exchange/local.h"
+
+namespace sortie::cli {
+
+namespace {
+
+using model::Dialect;
+using model::Quantization;
+
+Result<Quantization> parse_quantization(const std::string& name) {
+  if (name.empty() || name == "bf16") return Quantization::kNone;
+  if (name == "fp8_block" || name == "fp8") return Quantization::kFp8Block;
+  if (name == "w4afp8") return Quantization::kW4Afp8;
+  if (name == "w8a8_int8") return Quantization::kW8A8Int8;
+  return Status::usage(fmt::format(
+      "--quantization {} is unknown: take bf16, fp8_block (or fp8), w4afp8 or w8a8_int8", name));
+}
+
+Result<exchange::Mode> parse_mode(const std::string& name) {
+  if (name == "auto") return exchange::Mode::kAuto;
+  if (name == "low_latency") return exchange::Mode::kLowLatency;
+  if (name == "normal") return exchange::Mode::kNormal;
+  return Status::usage(
+      fmt::format("--deepep-mode {} is unknown: take auto, low_latency or normal", name));
+}
+
+Result<const ops::Backend*> choose_backend(const std::string& device) {
+  if (device == "reference") return &reference::backend();
+  if (device != "cpu") {
+    return Status::usage(fmt::format("--device {} is unknown here: take cpu or reference", device));
+  }
+  ASSIGN_OR_RETURN(const cpu::Isa isa, cpu::choose_isa());
+  return &cpu::backend(isa);
+}
+
+int64_t matrix_bytes(const quant::Matrix& m) { return m.n == 0 ? 0 : m.bytes(); }
+
+int64_t mlp_bytes(const model::MlpWeights& w) {
+  return matrix_bytes(w.gate.w) + matrix_bytes(w.up.w) + matrix_bytes(w.down.w);
+}
+
+// Bytes of a rank's matrices: experts alone, and all the rest.
+std::pair<int64_t, int64_t> weight_bytes(const model::Weights& w) {
+  int64_t experts = 0;
+  int64_t rest = matrix_bytes(w.embed) + matrix_bytes(w.lm_head);
+  const auto add = [&](const model::LayerWeights& l) {
+    for (const auto* m : {&l.q, &l.q_a, &l.q_b, &l.kv_a, &l.o}) rest += matrix_bytes(m->w);
+    rest += matrix_bytes(l.kv_b);
+    rest += l.is_moe ? mlp_bytes(l.moe.shared) + matrix_bytes(l.moe.router) : mlp_bytes(l.mlp);
+    for (const quant::Matrix& m : l.moe.gate_up) experts += matrix_bytes(m);
+    for (const quant::Matrix& m : l.moe.down) experts += matrix_bytes(m);
+  };
+  for (const model::LayerWeights& l : w.layers) add(l);
+  for (const model::MtpWeights& m : w.mtp) {
+    rest += matrix_bytes(m.eh_proj.w);
+    add(m.layer);
+  }
+  return {experts, rest};
+}
+
+// Bytes of the widest row that any MoE layer dispatches.
+int64_t widest_row(const model::Weights& w, int64_t hidden) {
+  int64_t widest = quant::act_row_bytes(quant::ActFormat::kF32, hidden);
+  const auto add = [&](const model::LayerWeights& l) {
+    if (l.is_moe) {
+      widest = std::max(widest, quant::act_row_bytes(quant::act_format(l.moe.gate_up[0]), hidden));
+    }
+  };
+  for (const model::LayerWeights& l : w.layers) add(l);
+  for (const model::MtpWeights& m : w.mtp) add(m.layer);
+  return widest;
+}
+
+std::string mib(int64_t bytes) {
+  return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / 1048576.0);
+}
+
+Status check(const RunOptions& o) {
+  const auto at_least = [](std::string_view flag, int64_t value, int64_t least) {
+    return value >= least
+               ? Status::ok()
+               : Status::usage(fmt::format("{} {}: must be at least {}", flag, value, least));
+  };
+  RETURN_IF_ERROR(at_least("--ep-size", o.ep_size, 1));
+  RETURN_IF_ERROR(at_least("--threads", o.threads, 0));
+  RETURN_IF_ERROR(at_least("--max-running-requests", o.max_running_requests, 1));
+  RETURN_IF_ERROR(at_least("--chunked-prefill-size", o.chunked_prefill_size, 1));
+  RETURN_IF_ERROR(at_least("--context-length", o.context_length, 0));
+  RETURN_IF_ERROR(at_least("--page-size", o.page_size, 1));
+  RETURN_IF_ERROR(at_least("--max-total-tokens", o.max_total_tokens, 0));
+  RETURN_IF_ERROR(at_least("--decode-segment", o.decode_segment, 0));
+  RETURN_IF_ERROR(at_least("--max-dispatch-tokens", o.max_dispatch_tokens, 0));
+  if (o.on_rank_loss != "fail") {
+    return Status::usage(
+        fmt::format("--on-rank-loss {} is not built yet: take fail", o.on_rank_loss));
+  }
+  if (o.exchange_timeout <= 0 || o.step_timeout <= 0 || o.dist_timeout <= 0) {
+    return Status::usage("--exchange-timeout, --step-timeout and --dist-timeout must be above 0 s");
+  }
+  if (!o.dense.empty() && o.dense != "fp8_block") {
+    return Status::usage(fmt::format("--dense {} is unknown: take fp8_block", o.dense));
+  }
+  if (!o.calibrate.empty() && o.quantization != "w4afp8") {
+    return Status::usage("--calibrate makes static scales for w4afp8: add --quantization w4afp8");
+  }
+  return Status::ok();
+}
+
+}  // namespace
+
+std::string quantization_name(const model::Config& config, const RunOptions& options) {
+  switch (config.dialect) {
+    case Dialect::kFp8Block:
+      return "fp8_block";
+    case Dialect::kW4Afp8:
+      return "w4afp8";
+    case Dialect::kCompressedTensorsInt8:
+      return "w8a8_int8";
+    case Dialect::kBf16:
+      break;
+  }
+  if (options.quantization.empty()) return "bf16";
+  return options.quantization == "fp8" ? "fp8_block" : options.quantization;
+}
+
+Result<std::unique_ptr<Ranks>> Ranks::open(RunOptions options,
+                                           const std::vector<std::string>& arguments) {
+  auto ranks = std::make_unique<Ranks>();
+  ranks->options_ = std::move(options);
+  RETURN_IF_ERROR(check(ranks->options_));
+  RETURN_IF_ERROR(ranks->configure());
+  RETURN_IF_ERROR(ranks->connect(arguments));
+  RETURN_IF_ERROR(ranks->load());
+  RETURN_IF_ERROR(ranks->build());
+  return ranks;
+}
+
+Ranks::~Ranks() = default;
+
+Status Ranks::configure() {
+  RunOptions& o = options_;
+  ASSIGN_OR_RETURN(config_, model::load_config(o.model));
+  RETURN_IF_ERROR(parse_mode(o.deepep_mode).status());
+  RETURN_IF_ERROR(choose_backend(o.device).status());
+  if (o.a2a_backend == "deepep" || o.a2a_backend == "auto") o.a2a_backend = "local";
+  if (o.a2a_backend != "local" && o.a2a_backend != "ucx") {
+    return Status::usage(fmt::format(
+        "--moe-a2a-backend {} is unknown here: take auto, local or ucx", o.a2a_backend));
+  }
+  if ((o.ep_size & (o.ep_size - 1)) != 0 || config_.n_routed_experts % o.ep_size != 0) {
+    return Status::usage(fmt::format(
+        "--ep-size {} does not fit: it must be a power of two that divides the model's {} experts",
+        o.ep_size, config_.n_routed_experts));
+  }
+  if (o.context_length == 0) {
+    o.context_length = std::min<int64_t>(config_.max_position_embeddings, 8192);
+  }
+  if (o.max_total_tokens == 0) {
+    o.max_total_tokens = std::min<int64_t>(o.max_running_requests * o.context_length,
+                                           std::max<int64_t>(o.context_length, 32768));
+  }
+  // Follows from the flag alone, so that answers do not depend on the load (docs/numerics.md).
+  if (o.decode_segment == 0) o.decode_segment = o.max_running_requests <= 4 ? 256 : 1024;
+  if (o.max_dispatch_tokens == 0) {
+    o.max_dispatch_tokens = o.max_running_requests;
+    if (o.deepep_mode == "low_latency") o.max_dispatch_tokens += o.chunked_prefill_size;
+  }
+  const int local = o.a2a_backend == "ucx" ? 1 : o.ep_size;
+  if (o.threads == 0) o.threads = std::max(1, available_cpus() / o.ep_size);
+  ranks_.resize(static_cast<size_t>(local));
+  return Status::ok();
+}
+
+Status Ranks::connect(const std::vector<std::string>& arguments) {
+  if (options_.a2a_backend == "local") return Status::ok();
+  (void)arguments;
+  return Status::usage("--moe-a2a-backend ucx is not in this build");
+}
+
+Status Ranks::load() {
+  ASSIGN_OR_RETURN(const Quantization quantization, parse_quantization(options_.quantization));
+  model::LoadOptions load{.quantization = quantization,
+                          .dense_fp8_block = options_.dense == "fp8_block",
+                          .ranks = options_.ep_size,
+                          .quiet = options_.quiet};
+  if (!options_.calibrate.empty()) {
+    ASSIGN_OR_RETURN(load.activation_scales, calibrated_scales(options_));
+  }
+  const int only = ranks_.size() == 1 ? std::max(0, options_.ep_rank) : -1;
+  ASSIGN_OR_RETURN(weights_, model::load_weights(options_.model, config_, load, only));
+  CHECK(weights_.size() == ranks_.size());
+  int64_t experts = 0;
+  for (const auto& w : weights_) experts += weight_bytes(*w).first;
+  const int64_t rest = weight_bytes(*weights_[0]).second;
+  weight_bytes_ = experts + rest;
+  plan_.emplace_back("weights",
+                     fmt::format("{} of experts, {} of the rest", mib(experts), mib(rest)));
+  return Status::ok();
+}
+
+Status Ranks::build() {
+  const RunOptions& o = options_;
+  ASSIGN_OR_RETURN(const ops::Backend* backend, choose_backend(o.device));
+  ASSIGN_OR_RETURN(const exchange::Mode mode, parse_mode(o.deepep_mode));
+  const exchange::Options exchange_options{
+      .experts = std::max(config_.n_routed_experts, o.ep_size),
+      .topk = std::max(config_.num_experts_per_tok, 1),
+      .hidden = config_.hidden_size,
+      .widest_row_bytes = widest_row(*weights_[0], config_.hidden_size),
+      .max_dispatch_tokens = o.max_dispatch_tokens,
+      .max_normal_tokens = o.chunked_prefill_size + o.max_running_requests,
+      .mode = mode,
+      .exchange_timeout = seconds(o.exchange_timeout),
+      .step_timeout = seconds(o.step_timeout)};
+  auto transports = exchange::make_local_group(o.ep_size, exchange_options.window_bytes(o.ep_size));
+  const model::ModelOptions model_options{
+      .page_size = o.page_size,
+      .pages = static_cast<int32_t>(quant::ceil_div(o.max_total_tokens, o.page_size)),
+      .decode_segment = o.decode_segment,
+      .context_length = o.context_length,
+      .mtp = o.mtp};
+  const std::vector<int> cpus = allowed_cpus();
+  const bool pin = o.threads * o.ep_size <= available_cpus() && o.ep_size > 1;
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    Rank& rank = ranks_[i];
+    rank.index = ranks_.size() == 1 ? std::max(0, o.ep_rank) : static_cast<int>(i);
+    std::vector<int> own;
+    for (int t = 0; pin && t < o.threads; ++t) {
+      own.push_back(cpus[static_cast<size_t>(rank.index * o.threads + t)]);
+    }
+    rank.threads = std::make_unique<ThreadPool>(o.threads, own);
+    rank.exchange =
+        exchange::make_exchange(transports[static_cast<size_t>(rank.index)], exchange_options);
+    rank.model = std::make_unique<model::Model>(config_, weights_[i], *backend, *rank.threads,
+                                                *rank.exchange, model_options);
+  }
+  plan_.emplace_back("backend", fmt::format("{}, {} thread{} a rank{}", backend->name, o.threads,
+                                            o.threads == 1 ? "" : "s", pin ? ", pinned" : ""));
+  plan_.emplace_back(
+      "experts", fmt::format("{} over {} rank{} ({}), exchange {}", config_.n_routed_experts,
+                             o.ep_size, o.ep_size == 1 ? "" : "s", o.a2a_backend, o.deepep_mode));
+  plan_.emplace_back("cache", fmt::format("{} tokens a rank in pages of {}, decode segment {}",
+                                          o.max_total_tokens, o.page_size, o.decode_segment));
+  return Status::ok();
+}
+
+Status Ranks::on_each(const std::function<Status(Rank&)>& fn) {
+  std::vector<Status> results(ranks_.size());
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    threads.emplace_back([&, i] {
+      ranks_[i].threads->pin_caller();
+      results[i] = fn(ranks_[i]);
+      // The others would wait for a rank that has given up.
+      if (!results[i].is_ok()) {
+        for (Rank& r : ranks_) r.exchange->abort();
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  const Status* first = nullptr;
+  for (const Status& s : results) {
+    if (s.is_ok()) continue;
+    if (first == nullptr || first->code() == StatusCode::kCancelled) first = &s;
+  }
+  return first == nullptr ? Status::ok() : *first;
+}
+
+}  // namespace sortie::cli

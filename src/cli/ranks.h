@@ -1,0 +1,93 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/status.h"
+#include "base/threads.h"
+#include "exchange/exchange.h"
+#include "model/model.h"
+
+namespace sortie::cli {
+
+// The flags that every command which runs a model shares; names follow SGLang's.
+struct RunOptions {
+  std::string model;           // MODEL or --model-path
+  std::string device = "cpu";  // cpu | reference
+  int ep_size = 1;
+  std::string a2a_backend = "auto";  // auto | local | ucx (deepep = auto)
+  std::string deepep_mode = "auto";  // auto | low_latency | normal
+  std::string quantization;          // empty, or bf16 | fp8_block (fp8) | w4afp8 | w8a8_int8
+  std::string dense;                 // empty or fp8_block
+  std::string calibrate;             // w4afp8: JSON lines for static activation scales
+  int threads = 0;                   // a rank; 0 = the rank's share of the CPUs
+  int max_running_requests = 16;
+  int64_t chunked_prefill_size = 256;
+  int64_t context_length = 0;  // 0 = the model's, at most 8192
+  int64_t page_size = 64;
+  int64_t max_total_tokens = 0;     // latent cache of a rank; 0 = enough for all running requests
+  int64_t decode_segment = 0;       // 0 = the default
+  int64_t max_dispatch_tokens = 0;  // 0 = max_running_requests
+  double exchange_timeout = 10;
+  double step_timeout = 300;
+  double dist_timeout = 60;
+  std::string on_rank_loss = "fail";
+  bool mtp = false;    // keep caches for the MTP layers
+  bool quiet = false;  // no plan, no progress
+
+  // Set by the launcher in child processes only.
+  int ep_rank = -1;
+  int control_fd = -1;
+};
+
+// The name of a checkpoint's or a flag's quantisation for reports.
+std::string quantization_name(const model::Config& config, const RunOptions& options);
+
+// One rank that lives in this process.
+struct Rank {
+  int index = 0;
+  std::unique_ptr<ThreadPool> threads;
+  std::unique_ptr<exchange::Exchange> exchange;
+  std::unique_ptr<model::Model> model;
+};
+
+// The ranks of this process and, with ucx, the group of processes they belong to.
+class Ranks {
+ public:
+  // Loads the model and starts the group. `arguments` is the process's own command line, which the
+  // launcher runs again for the other ranks.
+  static Result<std::unique_ptr<Ranks>> open(RunOptions options,
+                                             const std::vector<std::string>& arguments);
+  ~Ranks();
+
+  const RunOptions& options() const { return options_; }
+  const model::Config& config() const { return config_; }
+  std::vector<Rank>& local() { return ranks_; }
+  int size() const { return options_.ep_size; }
+  bool is_front() const { return options_.ep_rank <= 0; }
+  // What was decided, for the plan that run and doctor print: name and text.
+  const std::vector<std::pair<std::string, std::string>>& plan() const { return plan_; }
+  int64_t weight_bytes() const { return weight_bytes_; }
+
+  // Runs fn on a thread of each local rank and returns the first error by rank. One thread per rank
+  // since ranks wait for each other.
+  Status on_each(const std::function<Status(Rank&)>& fn);
+
+ private:
+  Status configure();
+  Status connect(const std::vector<std::string>& arguments);
+  Status load();
+  Status build();
+
+  RunOptions options_;
+  model::Config config_;
+  int64_t weight_bytes_ = 0;
+  std::vector<std::shared_ptr<const model::Weights>> weights_;
+  std::vector<Rank> ranks_;
+  std::vector<std::pair<std::string, std::string>> plan_;
+};
+
+}  // namespace sortie::cli
