@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "quant/matrix.h"
+
+// What can be said of a Matrix of any format. The formats themselves are in their own files.
+namespace sortie::quant {
+
+constexpr int64_t code_bytes(Format format, int64_t n, int64_t k) {
+  return n * Matrix{.format = format, .n = n, .k = k}.code_row_bytes();
+}
+// Bytes of the scales in memory, as Matrix describes them.
+constexpr int64_t scale_bytes(Format format, int64_t n, int64_t k) {
+  return Matrix{.format = format, .n = n, .k = k}.bytes() - code_bytes(format, n, k);
+}
+
+// Row `row` in fp32: code * scale, rounded nowhere else. out [k].
+void dequantise_row(const Matrix& w, int64_t row, float* out);
+
+// Quantises rows [begin, end) of `source` (kF32, kBf16 or kFp8Block, which is rounded to bf16 on
+// the way) into a matrix of `format` whose whole codes and scales are given, in Matrix's form (int4
+// scales bf16, int8 scales fp32). begin is a multiple of 128, and end too or the last row. Pieces
+// may be made in parallel.
+void quantise_rows(const Matrix& source, int64_t begin, int64_t end, Format format,
+                   std::byte* codes, void* scales);
+
+}  // namespace sortie::quant
