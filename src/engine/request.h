@@ -17,18 +17,18 @@ struct SamplingParams {
   float presence_penalty = 0;
   float frequency_penalty = 0;
   uint64_t seed = 0;
-  uint32_t choice = 0;           // which of n choices: part of the noise's key
+  uint32_t choice = 0;  // which of n choices: part of the noise's key
   bool ignore_eos = false;
   std::vector<int32_t> stop_token_ids;
-  bool logprobs = false;         // of the sampled tokens
+  bool logprobs = false;  // of the sampled tokens
   int top_logprobs = 0;
 };
 
 struct Request {
-  uint64_t id = 0;               // chosen by submit
+  uint64_t id = 0;  // chosen by submit
   std::vector<int32_t> prompt;
   SamplingParams sampling;
-  int rank = -1;                 // serve on this rank; -1 = the least loaded
+  int rank = -1;  // serve on this rank; -1 = the least loaded
 };
 
 enum class FinishReason : uint8_t { kNone, kStop, kLength, kCancelled, kRankLost, kError };
@@ -41,13 +41,13 @@ struct TokenLogprob {
 // What a request's stream carries: tokens one by one, then exactly one event with a reason.
 struct Event {
   uint64_t request = 0;
-  int32_t token = -1;            // -1: none in this event
+  int32_t token = -1;  // -1: none in this event
   float logprob = 0;
   std::vector<TokenLogprob> top;
   FinishReason finish = FinishReason::kNone;
-  int32_t matched_stop = -1;     // the eos or stop token that ended it
-  std::string error;             // kRankLost, kError: the sentence
-  int64_t prompt_tokens = 0;     // with the last event
+  int32_t matched_stop = -1;  // the eos or stop token that ended it
+  std::string error;          // kRankLost, kError: the sentence
+  int64_t prompt_tokens = 0;  // with the last event
   int64_t generated_tokens = 0;
 };
 

@@ -21,7 +21,25 @@ class PagePool {
 
  private:
   std::vector<int32_t> references_;
-  std::vector<int32_t> free_;
+  std::vector<int32_t> free_;  // a heap, lowest id on top
+};
+
+constexpr int64_t pages_for(int64_t positions, int64_t page_size) {
+  return (positions + page_size - 1) / page_size;
+}
+
+// Where a request's positions lie: page data()[p / page_size] holds position p. data() moves when
+// the table grows, so a step takes it after all growing is done.
+class PageTable {
+ public:
+  // Takes pages until `positions` fit; false if the pool runs out, and then takes none.
+  bool grow(PagePool& pool, int64_t positions, int64_t page_size);
+  void release(PagePool& pool);
+  const int32_t* data() const { return pages_.data(); }
+  int64_t size() const { return static_cast<int64_t>(pages_.size()); }
+
+ private:
+  std::vector<int32_t> pages_;
 };
 
 }  // namespace sortie::kv

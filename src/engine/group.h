@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/link.h"
+
+namespace sortie::engine {
+
+// The front of a group of ranks, in rank 0's process: takes requests, gives each to one rank for
+// life, and brings its events back.
+//
+// A sink runs on the thread of its rank (or of the connection to it), in order; it may run before
+// submit returns. It ends with exactly one event that has a reason, whatever happens to the rank.
+// It may call submit and cancel. Other members may be called from any thread, start and join by one
+// owner.
+class Engine {
+ public:
+  using Sink = std::function<void(const Event&)>;
+
+  explicit Engine(std::vector<std::unique_ptr<RankLink>> ranks);
+  ~Engine();  // stops and joins, if that was not done
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  void start();
+  // Serves on request.rank, or where the fewest requests are in flight (the lowest rank among
+  // equals). request.id is chosen here and returned.
+  uint64_t submit(Request request, Sink sink);
+  void cancel(uint64_t request);
+  void stop();
+  // Waits for all ranks: ok after a stop, otherwise the failure of the lowest rank that has one.
+  Status join();
+  std::vector<RankStats> stats() const;
+
+ private:
+  struct InFlight {
+    std::shared_ptr<const Sink> sink;
+    size_t rank = 0;
+  };
+  void on_event(size_t rank, const Event& event);
+  void on_lost(size_t rank, const Status& status);
+
+  std::mutex mutex_;
+  uint64_t last_id_ = 0;  // guarded by mutex_, as the next two
+  std::unordered_map<uint64_t, InFlight> in_flight_;
+  std::vector<int64_t> load_;  // requests in flight, by rank
+  bool started_ = false;
+  std::vector<std::unique_ptr<RankLink>> ranks_;  // last: their threads use the rest
+};
+
+}  // namespace sortie::engine

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/scheduler.h"
+#include "ops/ops.h"
+
+namespace sortie::engine {
+
+// From a step's logits to its tokens: the backend draws, and log-probabilities (log-softmax of the
+// raw logits, before penalties and temperature) are read here for the requests that want them.
+class Sampler {
+ public:
+  // logits [targets, vocabulary], overwritten. The result is valid until the next call.
+  std::span<const Sampled> sample(float* logits, int64_t vocabulary,
+                                  std::span<const SampleTarget> targets,
+                                  const ops::Backend& backend, const ops::Context& context);
+
+ private:
+  std::vector<Sampled> sampled_;
+  std::vector<ops::SampleRow> rows_;
+  std::vector<int32_t> ids_;
+  std::vector<float> raw_;  // copies of the rows whose log-probabilities are wanted
+  std::vector<int32_t> order_;
+};
+
+}  // namespace sortie::engine
