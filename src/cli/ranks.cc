@@ -135,23 +135,9 @@ std::string quantization_name(const model::Config& config, const RunOptions& opt
   return options.quantization == "fp8" ? "fp8_block" : options.quantization;
 }
 
-Result<std::unique_ptr<Ranks>> Ranks::open(RunOptions options,
-                                           const std::vector<std::string>& arguments) {
-  auto ranks = std::make_unique<Ranks>();
-  ranks->options_ = std::move(options);
-  RETURN_IF_ERROR(check(ranks->options_));
-  RETURN_IF_ERROR(ranks->configure());
-  RETURN_IF_ERROR(ranks->connect(arguments));
-  RETURN_IF_ERROR(ranks->load());
-  RETURN_IF_ERROR(ranks->build());
-  return ranks;
-}
-
-Ranks::~Ranks() = default;
-
-Status Ranks::configure() {
-  RunOptions& o = options_;
-  ASSIGN_OR_RETURN(config_, model::load_config(o.model));
+Result<model::Config> resolve(RunOptions& o) {
+  RETURN_IF_ERROR(check(o));
+  ASSIGN_OR_RETURN(model::Config config, model::load_config(o.model));
   RETURN_IF_ERROR(parse_mode(o.deepep_mode).status());
   RETURN_IF_ERROR(choose_backend(o.device).status());
   if (o.a2a_backend == "deepep" || o.a2a_backend == "auto") o.a2a_backend = "local";
@@ -159,13 +145,13 @@ Status Ranks::configure() {
     return Status::usage(fmt::format(
         "--moe-a2a-backend {} is unknown here: take auto, local or ucx", o.a2a_backend));
   }
-  if ((o.ep_size & (o.ep_size - 1)) != 0 || config_.n_routed_experts % o.ep_size != 0) {
+  if ((o.ep_size & (o.ep_size - 1)) != 0 || config.n_routed_experts % o.ep_size != 0) {
     return Status::usage(fmt::format(
         "--ep-size {} does not fit: it must be a power of two that divides the model's {} experts",
-        o.ep_size, config_.n_routed_experts));
+        o.ep_size, config.n_routed_experts));
   }
   if (o.context_length == 0) {
-    o.context_length = std::min<int64_t>(config_.max_position_embeddings, 8192);
+    o.context_length = std::min<int64_t>(config.max_position_embeddings, 8192);
   }
   if (o.max_total_tokens == 0) {
     o.max_total_tokens = std::min<int64_t>(o.max_running_requests * o.context_length,
@@ -177,11 +163,35 @@ Status Ranks::configure() {
     o.max_dispatch_tokens = o.max_running_requests;
     if (o.deepep_mode == "low_latency") o.max_dispatch_tokens += o.chunked_prefill_size;
   }
-  const int local = o.a2a_backend == "ucx" ? 1 : o.ep_size;
   if (o.threads == 0) o.threads = std::max(1, available_cpus() / o.ep_size);
-  ranks_.resize(static_cast<size_t>(local));
-  return Status::ok();
+  return config;
 }
+
+model::Formats formats_of(const model::Config& config, const RunOptions& options) {
+  using quant::Format;
+  const std::string name = quantization_name(config, options);
+  // A w4afp8 file's other linears are fp8_block (or bf16, which its tensors alone would tell).
+  const bool dense_fp8 = options.dense == "fp8_block" || config.dialect == Dialect::kW4Afp8;
+  if (name == "w4afp8") return {Format::kW4Afp8, dense_fp8 ? Format::kFp8Block : Format::kBf16};
+  if (name == "w8a8_int8") return {Format::kW8A8Int8, Format::kW8A8Int8};
+  if (name == "fp8_block") return {Format::kFp8Block, Format::kFp8Block};
+  return {};
+}
+
+Result<std::unique_ptr<Ranks>> Ranks::open(RunOptions options,
+                                           const std::vector<std::string>& arguments) {
+  auto ranks = std::make_unique<Ranks>();
+  ranks->options_ = std::move(options);
+  ASSIGN_OR_RETURN(ranks->config_, resolve(ranks->options_));
+  ranks->ranks_.resize(ranks->options_.a2a_backend == "ucx" ? 1
+                                                            : static_cast<size_t>(ranks->size()));
+  RETURN_IF_ERROR(ranks->connect(arguments));
+  RETURN_IF_ERROR(ranks->load());
+  RETURN_IF_ERROR(ranks->build());
+  return ranks;
+}
+
+Ranks::~Ranks() = default;
 
 Status Ranks::connect(const std::vector<std::string>& arguments) {
   if (options_.a2a_backend == "local") return Status::ok();

@@ -10,6 +10,7 @@
 #include "base/threads.h"
 #include "exchange/exchange.h"
 #include "model/model.h"
+#include "model/plan.h"
 
 namespace sortie::cli {
 
@@ -43,8 +44,14 @@ struct RunOptions {
   int control_fd = -1;
 };
 
+// Checks the flags against each other and the model's config, and fills in what 0 leaves open.
+Result<model::Config> resolve(RunOptions& options);
+
 // The name of a checkpoint's or a flag's quantisation for reports.
 std::string quantization_name(const model::Config& config, const RunOptions& options);
+
+// In which formats the checkpoint and the flags hold the matrices.
+model::Formats formats_of(const model::Config& config, const RunOptions& options);
 
 // One rank that lives in this process.
 struct Rank {
@@ -77,7 +84,6 @@ class Ranks {
   Status on_each(const std::function<Status(Rank&)>& fn);
 
  private:
-  Status configure();
   Status connect(const std::vector<std::string>& arguments);
   Status load();
   Status build();

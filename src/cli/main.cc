@@ -1,0 +1,160 @@
+// sortie: the command. Each sub-command parses its flags here and lives in a file of its own.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/log.h"
+#include "cli/doctor.h"
+#include "cli/eval_goldens.h"
+#include "cli/eval_gsm8k.h"
+#include "cli/flags.h"
+#include "cli/quantize_command.h"
+#include "cli/run.h"
+
+namespace sortie::cli {
+namespace {
+
+using Action = std::function<Status()>;
+
+// One sub-command: its options live as long as the action that uses them.
+template <typename Options>
+CLI::App* add_command(CLI::App& parent, const char* name, const char* what, Action& action,
+                      std::shared_ptr<Options> options, Status (*function)(const Options&)) {
+  CLI::App* command = parent.add_subcommand(name, what);
+  command->callback([options, &action, function] {
+    action = [options, function] { return function(*options); };
+  });
+  return command;
+}
+
+// The same for commands that may start other ranks, which need the command line again.
+template <typename Options>
+CLI::App* add_command(CLI::App& parent, const char* name, const char* what, Action& action,
+                      std::shared_ptr<Options> options, const std::vector<std::string>& arguments,
+                      Status (*function)(Options, const std::vector<std::string>&)) {
+  CLI::App* command = parent.add_subcommand(name, what);
+  command->callback([options, &arguments, &action, function] {
+    action = [options, &arguments, function] { return function(*options, arguments); };
+  });
+  return command;
+}
+
+void add_run(CLI::App& app, const std::vector<std::string>& arguments, Action& action) {
+  auto o = std::make_shared<GenerateOptions>();
+  CLI::App* run =
+      add_command(app, "run", "generate, streaming to stdout", action, o, arguments, run_command);
+  add_run_flags(*run, o->run);
+  add_sampling_flags(*run, o->sampling);
+  run->add_option_function<std::string>(
+      "-p,--prompt",
+      [o](const std::string& text) {
+        o->prompt = text;
+        o->has_prompt = true;
+      },
+      "the prompt");
+  run->add_option("--ids", o->ids, "a prompt of token ids, 1,2,3")->delimiter(',');
+  run->add_option("--stop", o->stop, "a string that ends the answer; may be given again");
+  run->add_option("--system", o->system, "with --chat: the system message");
+  run->add_flag("--chat", o->chat, "use the model's chat template; without -p a conversation");
+  run->add_flag("--stats", o->stats, "speed against its bound, and where a step's time went");
+  run->add_flag("--print-ids", o->print_ids, "token ids instead of text");
+}
+
+void add_quantize(CLI::App& app, Action& action) {
+  auto o = std::make_shared<QuantizeCommand>();
+  CLI::App* quantize =
+      add_command(app, "quantize", "write a quantised checkpoint", action, o, quantize_command);
+  quantize->add_option("IN", o->in, "a bf16 or fp8_block checkpoint's folder")->required();
+  quantize->add_option("OUT", o->out, "the new folder")->required();
+  quantize->add_option("--format", o->format, "w4afp8, w8a8_int8 or fp8_block")->required();
+  quantize->add_option("--dense", o->dense, "w4afp8: the other linears too: fp8_block");
+  quantize->add_option("--calibrate", o->calibrate,
+                       "w4afp8: JSON lines ({\"text\"} or {\"ids\"}) for static activation scales");
+  quantize->add_option("--threads", o->threads, "0 = all usable CPUs");
+  quantize->add_flag("--quiet", o->quiet, "no progress");
+}
+
+void add_eval(CLI::App& app, const std::vector<std::string>& arguments, Action& action) {
+  CLI::App* eval = app.add_subcommand("eval", "accuracy and agreement with a reference");
+  eval->require_subcommand(1);
+
+  auto g = std::make_shared<GoldensOptions>();
+  CLI::App* goldens = add_command(*eval, "goldens", "logits and tokens against a reference's",
+                                  action, g, arguments, eval_goldens);
+  add_run_flags(*goldens, g->run);
+  goldens->add_option("FILE", g->file, "golden.safetensors or golden.json")->required();
+  goldens->add_option("--tolerance", g->tolerance, "relative error that passes");
+
+  auto q = std::make_shared<Gsm8kOptions>();
+  q->sampling.max_new_tokens = 512;
+  CLI::App* gsm8k = add_command(*eval, "gsm8k", "accuracy on word problems", action, q, arguments,
+                                eval_gsm8k);
+  add_run_flags(*gsm8k, q->run);
+  add_sampling_flags(*gsm8k, q->sampling);
+  gsm8k->add_option("--data", q->data, "JSON lines with question and answer")->required();
+  gsm8k->add_option("--num-shots", q->num_shots, "examples, the file's first rows")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  gsm8k->add_option("--num-questions", q->num_questions, "0 = all")->check(CLI::NonNegativeNumber);
+  gsm8k->add_option("--parallel", q->parallel, "requests in flight; 0 = what the ranks can run")
+      ->check(CLI::NonNegativeNumber);
+  gsm8k->add_option("--output", q->output, "JSON lines with every answer");
+  gsm8k->add_flag("--chat", q->chat, "the chat template instead of examples");
+  gsm8k->add_flag("--json", q->json, "one JSON line");
+}
+
+void add_doctor(CLI::App& app, Action& action) {
+  auto o = std::make_shared<RunOptions>();
+  CLI::App* command = add_command(app, "doctor", "this machine, and what a model would need of it",
+                                  action, o, doctor);
+  add_run_flags(*command, *o);
+  command->get_option("MODEL")->required(false);
+}
+
+int run(int argc, char** argv) {
+  const std::vector<std::string> arguments(argv, argv + argc);
+  init_log("warning");
+  CLI::App app("Sortie: an inference engine for DeepSeek-family mixture-of-experts models",
+               "sortie");
+  app.set_version_flag("--version", "sortie " SORTIE_VERSION);
+  app.require_subcommand(1);
+  Action action;
+  add_run(app, arguments, action);
+  add_quantize(app, action);
+  add_eval(app, arguments, action);
+  add_text(app, action);
+  add_bench(app, arguments, action);
+  add_doctor(app, action);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    std::cerr << usage_error(app, error) << '\n';
+    return 2;
+  }
+  const Status status = action();
+  if (!status.is_ok()) std::cerr << "sortie: " << status.message() << '\n';
+  return status.exit_code();
+}
+
+}  // namespace
+}  // namespace sortie::cli
+
+int main(int argc, char** argv) {
+  std::signal(SIGPIPE, SIG_IGN);
+  try {
+    return sortie::cli::run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    std::cerr
+        << "sortie: out of memory: a smaller --max-total-tokens or a quantised form needs less\n";
+  } catch (const std::exception& e) {
+    std::cerr << "sortie: unexpected: " << e.what() << '\n';
+  }
+  return 1;
+}
