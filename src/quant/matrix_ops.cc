@@ -37,54 +37,74 @@ void dequantise_row(const Matrix& w, int64_t row, float* out) {
 
 namespace {
 
-// `rows` rows from `first` on, quantised into `target` (whose code_row_bytes and scale layout are
-// meant; its pointers are those of the whole matrix).
-void quantise_band(const float* w, int64_t first, int64_t rows, const Matrix& target,
-                   std::byte* codes, void* scales) {
-  const int64_t k = target.k;
-  codes += first * target.code_row_bytes();
+// `rows` rows, of which `codes` and `scales` hold the first, with the scales as stored.
+void quantise_band(const float* w, int64_t rows, int64_t k, Format format, std::byte* codes,
+                   void* scales) {
   auto* bytes = reinterpret_cast<uint8_t*>(codes);
-  switch (target.format) {
+  switch (format) {
     case Format::kFp8Block:
-      fp8_block::quantise(w, rows, k, bytes,
-                          static_cast<float*>(scales) + first / kGroup * target.k_groups());
+      fp8_block::quantise(w, rows, k, bytes, static_cast<float*>(scales));
       return;
-    case Format::kW4Afp8: {
-      std::vector<float> written(static_cast<size_t>(w4afp8::scale_count(rows, k)));
-      w4afp8::quantise(w, rows, k, bytes, written.data());
-      std::transform(written.begin(), written.end(),
-                     static_cast<bf16*>(scales) + first * target.k_groups(), to_bf16);
+    case Format::kW4Afp8:
+      w4afp8::quantise(w, rows, k, bytes, static_cast<float*>(scales));
       return;
-    }
-    case Format::kW8A8Int8: {
-      std::vector<bf16> written(static_cast<size_t>(rows));
-      w8a8_int8::quantise(w, rows, k, reinterpret_cast<int8_t*>(codes), written.data());
-      std::transform(written.begin(), written.end(), static_cast<float*>(scales) + first,
-                     [](bf16 s) { return to_float(s); });
+    case Format::kW8A8Int8:
+      w8a8_int8::quantise(w, rows, k, reinterpret_cast<int8_t*>(codes), static_cast<bf16*>(scales));
       return;
-    }
     default:
       CHECK(false, "not a quantised format");
   }
 }
 
-}  // namespace
-
-void quantise_rows(const Matrix& source, int64_t begin, int64_t end, Format format,
-                   std::byte* codes, void* scales) {
+// Calls fn(first row, rows, their fp32 values) for each 128 rows of [begin, end).
+template <typename F>
+void for_each_band(const Matrix& source, int64_t begin, int64_t end, F&& fn) {
   CHECK(begin % kGroup == 0 && (end % kGroup == 0 || end == source.n), "bands are of 128 rows");
-  const Matrix target{.format = format, .n = source.n, .k = source.k};
   std::vector<float> band(static_cast<size_t>(std::min(kGroup, source.n) * source.k));
   for (int64_t first = begin; first < end; first += kGroup) {
     const int64_t rows = std::min(kGroup, end - first);
     for (int64_t r = 0; r < rows; ++r) {
       float* out = band.data() + r * source.k;
       dequantise_row(source, first + r, out);
-      if (source.format == Format::kFp8Block)
+      if (source.format == Format::kFp8Block) {
         std::transform(out, out + source.k, out, round_to_bf16);
+      }
     }
-    quantise_band(band.data(), first, rows, target, codes, scales);
+    fn(first, rows, band.data());
   }
+}
+
+}  // namespace
+
+void quantise_rows_as_stored(const Matrix& source, int64_t begin, int64_t end, Format format,
+                             std::byte* codes, void* scales) {
+  const int64_t k = source.k;
+  for_each_band(source, begin, end, [&](int64_t first, int64_t rows, const float* w) {
+    quantise_band(w, rows, k, format, codes + code_bytes(format, first, k),
+                  static_cast<std::byte*>(scales) + stored_scale_bytes(format, first, k));
+  });
+}
+
+void quantise_rows(const Matrix& source, int64_t begin, int64_t end, Format format,
+                   std::byte* codes, void* scales) {
+  const int64_t k = source.k;
+  std::vector<std::byte> stored(
+      static_cast<size_t>(stored_scale_bytes(format, std::min(kGroup, source.n), k)));
+  for_each_band(source, begin, end, [&](int64_t first, int64_t rows, const float* w) {
+    quantise_band(w, rows, k, format, codes + code_bytes(format, first, k), stored.data());
+    std::byte* to = static_cast<std::byte*>(scales) + scale_bytes(format, first, k);
+    if (format == Format::kW4Afp8) {
+      const auto* wide = reinterpret_cast<const float*>(stored.data());
+      std::transform(wide, wide + w4afp8::scale_count(rows, k), reinterpret_cast<bf16*>(to),
+                     to_bf16);
+    } else if (format == Format::kW8A8Int8) {
+      const auto* narrow = reinterpret_cast<const bf16*>(stored.data());
+      std::transform(narrow, narrow + rows, reinterpret_cast<float*>(to),
+                     [](bf16 s) { return to_float(s); });
+    } else {
+      std::memcpy(to, stored.data(), static_cast<size_t>(scale_bytes(format, rows, k)));
+    }
+  });
 }
 
 }  // namespace sortie::quant

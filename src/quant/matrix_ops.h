@@ -26,4 +26,13 @@ void dequantise_row(const Matrix& w, int64_t row, float* out);
 void quantise_rows(const Matrix& source, int64_t begin, int64_t end, Format format,
                    std::byte* codes, void* scales);
 
+// The same with the scales as files have them: int4 fp32 [n, ceil(k/128)], int8 bf16 [n, 1].
+void quantise_rows_as_stored(const Matrix& source, int64_t begin, int64_t end, Format format,
+                             std::byte* codes, void* scales);
+constexpr int64_t stored_scale_bytes(Format format, int64_t n, int64_t k) {
+  const int64_t in_memory = scale_bytes(format, n, k);
+  if (format == Format::kW4Afp8) return in_memory * 2;
+  return format == Format::kW8A8Int8 ? in_memory / 2 : in_memory;
+}
+
 }  // namespace sortie::quant

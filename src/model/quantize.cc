@@ -1,0 +1,371 @@
+#include "model/quantize.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "base/progress.h"
+#include "base/scalar.h"
+#include "base/threads.h"
+#include "model/json.h"
+#include "model/quantize_plan.h"
+#include "quant/matrix_ops.h"
+
+namespace sortie::model {
+namespace {
+
+namespace fs = std::filesystem;
+using quant::Format;
+
+constexpr int64_t kMaxConfigBytes = 16 << 20;
+// In OUT.partial from its first to its last moment: what a later run may clear away.
+constexpr const char* kMark = ".sortie-quantize-unfinished";
+
+// What was written and what is read back are compared by this. Not against an adversary: 64 bits,
+// eight at a time (the mixing step is splitmix64's).
+uint64_t hash_bytes(const std::byte* data, int64_t n) {
+  uint64_t hash = static_cast<uint64_t>(n);
+  for (int64_t i = 0; i < n; i += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, data + i, static_cast<size_t>(std::min<int64_t>(8, n - i)));
+    hash = (hash ^ word) * 0xbf58476d1ce4e5b9u;
+    hash ^= hash >> 29;
+  }
+  return hash;
+}
+
+Status io_error(const char* what, const fs::path& path, const std::error_code& error) {
+  const std::string message =
+      fmt::format("Cannot {} {}: {}.", what, path.string(), error.message());
+  return error == std::errc::no_space_on_device ? Status::exhausted(message)
+                                                : Status::invalid(message);
+}
+
+Status write_text(const fs::path& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
+  if (!file) return io_error("write", path, std::error_code(errno, std::generic_category()));
+  return Status::ok();
+}
+
+// One tensor's bytes as they go to the file: codes, then scales.
+class Converter {
+ public:
+  explicit Converter(int threads) : pool_(threads) {}
+
+  // parts[i] are the bytes of outputs[i], valid until the next call.
+  Status convert(const QuantizePiece& piece, std::vector<const std::byte*>& parts) {
+    parts.clear();
+    switch (piece.kind) {
+      case QuantizePiece::Kind::kCopy:
+        parts.push_back(piece.source.data);
+        return Status::ok();
+      case QuantizePiece::Kind::kValue:
+        parts.push_back(reinterpret_cast<const std::byte*>(&piece.value));
+        return Status::ok();
+      case QuantizePiece::Kind::kToBf16:
+        widen(piece);
+        parts.push_back(codes_.data());
+        return Status::ok();
+      case QuantizePiece::Kind::kQuantise:
+        quantise(piece);
+        parts.push_back(codes_.data());
+        parts.push_back(scales_.data());
+        return check_scales(piece);
+    }
+    return Status::ok();
+  }
+
+ private:
+  quant::Matrix matrix(const QuantizePiece& piece) {
+    quant::Matrix m = piece.matrix;
+    if (m.format == Format::kFp8Block) {  // copied: a file may hold them unaligned
+      source_scales_.resize(static_cast<size_t>(piece.source_scales.elements()));
+      std::memcpy(source_scales_.data(), piece.source_scales.data,
+                  source_scales_.size() * sizeof(float));
+      m.scales = source_scales_.data();
+    }
+    return m;
+  }
+
+  void quantise(const QuantizePiece& piece) {
+    const quant::Matrix m = matrix(piece);
+    codes_.resize(static_cast<size_t>(piece.outputs[0].bytes()));
+    scales_.resize(static_cast<size_t>(piece.outputs[1].bytes()));
+    pool_.parallel_for(quant::ceil_div(m.n, quant::kGroup), [&](int64_t band) {
+      const int64_t begin = band * quant::kGroup;
+      quant::quantise_rows_as_stored(m, begin, std::min(m.n, begin + quant::kGroup), piece.to,
+                                     codes_.data(), scales_.data());
+    });
+  }
+
+  void widen(const QuantizePiece& piece) {
+    const quant::Matrix m = matrix(piece);
+    codes_.resize(static_cast<size_t>(piece.outputs[0].bytes()));
+    auto* out = reinterpret_cast<bf16*>(codes_.data());
+    std::vector<float> row(static_cast<size_t>(m.k));
+    for (int64_t r = 0; r < m.n; ++r) {
+      quant::dequantise_row(m, r, row.data());
+      std::transform(row.begin(), row.end(), out + r * m.k, sortie::to_bf16);
+    }
+  }
+
+  // A NaN or an infinity in the source shows as a NaN scale (quant/amax.h).
+  Status check_scales(const QuantizePiece& piece) const {
+    const bool narrow = piece.outputs[1].dtype == DType::kBf16;
+    for (size_t i = 0; i < scales_.size(); i += narrow ? 2 : 4) {
+      const float s =
+          narrow ? to_float(load_unaligned<bf16>(&scales_[i])) : load_unaligned<float>(&scales_[i]);
+      if (!std::isfinite(s)) {
+        return Status::invalid(fmt::format(
+            "{} holds NaN or infinite values and cannot be quantised.", piece.outputs[0].name));
+      }
+    }
+    return Status::ok();
+  }
+
+  ThreadPool pool_;
+  std::vector<std::byte> codes_, scales_;
+  std::vector<float> source_scales_;
+};
+
+class Quantizer {
+ public:
+  explicit Quantizer(const QuantizeOptions& options)
+      : options_(options), in_(options.in), out_(options.out) {
+    if (!out_.has_filename()) out_ = out_.parent_path();  // "out/"
+    partial_ = out_.string() + ".partial";
+  }
+
+  Status run() {
+    RETURN_IF_ERROR(check_options());
+    ASSIGN_OR_RETURN(const Config config, load_config(options_.in));
+    RETURN_IF_ERROR(check_source(config));
+    ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> source, Checkpoint::open(options_.in));
+    ASSIGN_OR_RETURN(const std::vector<QuantizeShard> shards, plan_quantize(*source, options_));
+    ASSIGN_OR_RETURN(const std::string text,
+                     read_text_file((in_ / "config.json").string(), kMaxConfigBytes));
+    ASSIGN_OR_RETURN(const std::string config_json,
+                     quantised_config_json(text, *source, config, options_));
+    RETURN_IF_ERROR(open_partial());
+    Status status = write_all(*source, shards, config_json);
+    if (status.is_ok()) status = publish();
+    if (!status.is_ok()) {
+      std::error_code ignored;
+      fs::remove_all(partial_, ignored);
+    }
+    return status;
+  }
+
+ private:
+  Status check_options() const {
+    if (options_.format == Quantization::kNone) {
+      return Status::usage("quantize needs --format w4afp8, w8a8_int8 or fp8_block.");
+    }
+    if (options_.format != Quantization::kW4Afp8 && options_.dense_fp8_block) {
+      return Status::usage("--dense fp8_block goes with --format w4afp8.");
+    }
+    if (options_.format != Quantization::kW4Afp8 && !options_.expert_amax.empty()) {
+      return Status::usage(
+          "--calibrate goes with --format w4afp8: the others have no static scales.");
+    }
+    if (out_.empty()) return Status::usage("quantize needs a folder to write to.");
+    std::error_code error;
+    if (fs::exists(out_, error) && !(fs::is_directory(out_, error) && fs::is_empty(out_, error))) {
+      return Status::usage(fmt::format(
+          "{} exists and is not an empty folder; name another one or remove it.", out_.string()));
+    }
+    return Status::ok();
+  }
+
+  Status check_source(const Config& config) const {
+    const bool fp8 = config.dialect == Dialect::kFp8Block;
+    if (config.dialect == Dialect::kBf16 || (fp8 && options_.format != Quantization::kFp8Block)) {
+      return Status::ok();
+    }
+    return Status::usage(
+        fmt::format("{} is quantised already; give a bf16 checkpoint{}.", options_.in,
+                    options_.format == Quantization::kFp8Block ? "" : ", or one in fp8_block"));
+  }
+
+  // Clears away what an earlier run left behind when it was killed, but no folder of the user's.
+  Status open_partial() const {
+    std::error_code error;
+    if (fs::exists(partial_, error)) {
+      if (!fs::exists(partial_ / kMark, error)) {
+        return Status::usage(fmt::format("{} is in the way; remove it.", partial_.string()));
+      }
+      fs::remove_all(partial_, error);
+    }
+    fs::create_directories(partial_, error);
+    if (error) return io_error("create", partial_, error);
+    return write_text(partial_ / kMark, "");
+  }
+
+  Status write_all(const Checkpoint& source, const std::vector<QuantizeShard>& shards,
+                   const std::string& config_json) {
+    RETURN_IF_ERROR(check_space(shards));
+    Progress progress(fmt::format("quantize to {}", out_.string()), source.bytes() >> 20, "MiB",
+                      options_.quiet);
+    Converter converter(std::max(1, options_.threads));
+    for (const QuantizeShard& shard : shards) {
+      RETURN_IF_ERROR(write_shard(source, shard, converter, progress));
+    }
+    progress.finish();
+    if (fs::exists(in_ / "model.safetensors.index.json") &&
+        !fs::exists(in_ / "model.safetensors")) {
+      RETURN_IF_ERROR(write_index(shards));
+    }
+    RETURN_IF_ERROR(write_text(partial_ / "config.json", config_json));
+    const std::string mark = quantised_hf_quant_config(options_.format);
+    if (!mark.empty()) RETURN_IF_ERROR(write_text(partial_ / "hf_quant_config.json", mark));
+    RETURN_IF_ERROR(copy_other_files());
+    // Whatever reads OUT later must be able to.
+    RETURN_IF_ERROR(load_config(partial_.string()).status());
+    return Checkpoint::open(partial_.string()).status();
+  }
+
+  Status check_space(const std::vector<QuantizeShard>& shards) const {
+    int64_t needed = 0;
+    for (const QuantizeShard& shard : shards) {
+      for (const QuantizePiece& piece : shard.pieces) {
+        for (const QuantizeOutput& output : piece.outputs) needed += output.bytes();
+      }
+    }
+    std::error_code error;
+    const fs::space_info space = fs::space(partial_, error);
+    if (error || static_cast<int64_t>(space.available) >= needed) return Status::ok();
+    return Status::exhausted(fmt::format("{} needs {} MiB and its disk has {} MiB free.",
+                                         out_.string(), (needed >> 20) + 1, space.available >> 20));
+  }
+
+  Status write_shard(const Checkpoint& source, const QuantizeShard& shard, Converter& converter,
+                     Progress& progress) {
+    const std::string path = (partial_ / shard.file_name).string();
+    std::map<std::string, uint64_t> hashes;
+    SafetensorsWriter writer;
+    for (const QuantizePiece& piece : shard.pieces) {
+      for (const QuantizeOutput& o : piece.outputs) writer.declare(o.name, o.dtype, o.shape);
+    }
+    RETURN_IF_ERROR(writer.open(path));
+    std::vector<const std::byte*> parts;
+    for (const QuantizePiece& piece : shard.pieces) {
+      if (options_.stop != nullptr && options_.stop->load(std::memory_order_relaxed)) {
+        return Status::cancelled("Quantizing was stopped; nothing was written.");
+      }
+      RETURN_IF_ERROR(converter.convert(piece, parts));
+      for (size_t i = 0; i < parts.size(); ++i) {
+        const QuantizeOutput& output = piece.outputs[i];
+        RETURN_IF_ERROR(writer.write(parts[i], output.bytes()));
+        hashes[output.name] = hash_bytes(parts[i], output.bytes());
+      }
+      if (piece.kind != QuantizePiece::Kind::kValue) {
+        source.drop_pages(piece.source);
+        done_ += piece.source.bytes();
+        progress.add((done_ >> 20) - shown_);
+        shown_ = done_ >> 20;
+      }
+    }
+    RETURN_IF_ERROR(source.check());
+    RETURN_IF_ERROR(writer.finish());
+    return verify(path, shard, hashes);
+  }
+
+  static Status verify(const std::string& path, const QuantizeShard& shard,
+                       const std::map<std::string, uint64_t>& hashes) {
+    ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> written, Checkpoint::open_file(path));
+    for (const QuantizePiece& piece : shard.pieces) {
+      for (const QuantizeOutput& o : piece.outputs) {
+        const Tensor* t = written->find(o.name);
+        if (t == nullptr || t->dtype != o.dtype || t->bytes() != o.bytes() ||
+            hash_bytes(t->data, t->bytes()) != hashes.at(o.name)) {
+          return Status::internal(
+              fmt::format("{} of {} does not read back as written; check the disk.", o.name, path));
+        }
+        written->drop_pages(*t);
+      }
+    }
+    return written->check();
+  }
+
+  Status write_index(const std::vector<QuantizeShard>& shards) const {
+    std::map<std::string, std::string> map;
+    int64_t bytes = 0;
+    for (const QuantizeShard& shard : shards) {
+      for (const QuantizePiece& piece : shard.pieces) {
+        for (const QuantizeOutput& o : piece.outputs) {
+          map[o.name] = shard.file_name;
+          bytes += o.bytes();
+        }
+      }
+    }
+    const nlohmann::ordered_json index = {{"metadata", {{"total_size", bytes}}},
+                                          {"weight_map", map}};
+    return write_text(partial_ / "model.safetensors.index.json", index.dump(2) + "\n");
+  }
+
+  // Tokenizer, generation_config and whatever else lies beside the weights. Sub-folders and weights
+  // in other forms stay behind, and so does what a link would fetch from outside the model folder.
+  Status copy_other_files() const {
+    std::error_code error;
+    fs::directory_iterator files(in_, error);
+    if (error) return io_error("read", in_, error);
+    for (const fs::directory_entry& file : files) {
+      const std::string name = file.path().filename().string();
+      if (!fs::is_regular_file(file.path(), error) || is_replaced(name)) continue;
+      if (file.is_symlink(error) && !stays_inside(file.path())) {
+        return Status::invalid(
+            fmt::format("{} is a link that leaves the model folder.", file.path().string()));
+      }
+      fs::copy_file(file.path(), partial_ / name, error);
+      if (error) return io_error("copy", file.path(), error);
+    }
+    return Status::ok();
+  }
+
+  static bool is_replaced(const std::string& name) {
+    for (const char* end : {".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json",
+                            ".pt", ".pth", ".gguf", ".partial"}) {
+      if (name.ends_with(end)) return true;
+    }
+    return name == "config.json" || name == "hf_quant_config.json" || name == "quant_cfg.json";
+  }
+
+  // A Hugging Face snapshot's files are links to ../../blobs.
+  bool stays_inside(const fs::path& link) const {
+    std::error_code error;
+    const fs::path root = fs::canonical(in_, error);
+    const fs::path parent = fs::canonical(link, error).parent_path();
+    return parent == root || (root.parent_path().filename() == "snapshots" &&
+                              parent == root.parent_path().parent_path() / "blobs");
+  }
+
+  Status publish() const {
+    std::error_code error;
+    fs::remove(partial_ / kMark, error);
+    fs::rename(partial_, out_, error);  // over an empty folder, if there is one
+    if (error) return io_error("rename to", out_, error);
+    return Status::ok();
+  }
+
+  const QuantizeOptions& options_;
+  const fs::path in_;
+  fs::path out_;
+  fs::path partial_;
+  int64_t done_ = 0;
+  int64_t shown_ = 0;
+};
+
+}  // namespace
+
+Status quantize_checkpoint(const QuantizeOptions& options) { return Quantizer(options).run(); }
+
+}  // namespace sortie::model
