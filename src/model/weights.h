@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -26,38 +27,38 @@ struct MlpWeights {  // dense layers and shared experts
 };
 
 struct MoeWeights {
-  quant::Matrix router;                 // [experts, hidden], kBf16 or kF32
+  quant::Matrix router;                    // [experts, hidden], kBf16 or kF32
   const float* correction_bias = nullptr;  // [experts] fp32 (noaux_tc) or null
   // This rank's experts: gate_up[2e], gate_up[2e+1] = gate, up of local expert e.
   std::vector<quant::Matrix> gate_up;
   std::vector<quant::Matrix> down;
-  MlpWeights shared;                    // n_shared_experts fused to one MLP; w.n = 0 if there is none
+  MlpWeights shared;  // n_shared_experts fused to one MLP; w.n = 0 if there is none
 };
 
 struct LayerWeights {
   ops::NormWeight input_norm, post_attention_norm;
-  LinearWeights q;                      // q_proj, if q_lora_rank = 0
+  LinearWeights q;  // q_proj, if q_lora_rank = 0
   LinearWeights q_a, q_b;
   ops::NormWeight q_a_norm;
-  LinearWeights kv_a;                   // kv_a_proj_with_mqa
+  LinearWeights kv_a;  // kv_a_proj_with_mqa
   ops::NormWeight kv_a_norm;
-  quant::Matrix kv_b;                   // kBf16 or kF32, dequantised at load
+  quant::Matrix kv_b;  // kBf16 or kF32, dequantised at load
   LinearWeights o;
   bool is_moe = false;
-  MlpWeights mlp;                       // !is_moe
-  MoeWeights moe;                       // is_moe
+  MlpWeights mlp;  // !is_moe
+  MoeWeights moe;  // is_moe
 };
 
 struct MtpWeights {
   ops::NormWeight enorm, hnorm;
-  LinearWeights eh_proj;                // [hidden, 2 * hidden]
+  LinearWeights eh_proj;  // [hidden, 2 * hidden]
   LayerWeights layer;
-  ops::NormWeight head_norm;            // shared_head.norm
-  quant::Matrix embed, head;            // the model's own where the file has no copies
+  ops::NormWeight head_norm;  // shared_head.norm
+  quant::Matrix embed, head;  // the model's own where the file has no copies
 };
 
 struct Weights {
-  quant::Matrix embed;                  // [vocab, hidden]
+  quant::Matrix embed;  // [vocab, hidden]
   std::vector<LayerWeights> layers;
   ops::NormWeight final_norm;
   quant::Matrix lm_head;
@@ -72,12 +73,12 @@ enum class Quantization : uint8_t { kNone, kFp8Block, kW4Afp8, kW8A8Int8 };
 
 struct LoadOptions {
   Quantization quantization = Quantization::kNone;  // of a bf16 checkpoint, while loading
-  bool dense_fp8_block = false;      // w4afp8: the other linears as fp8_block
+  bool dense_fp8_block = false;                     // w4afp8: the other linears as fp8_block
   // Static activation scales by (layer, GEMM) from a calibration, empty = dynamic: scale[layer][0]
   // for GEMM 1, [1] for GEMM 2; layers without experts hold zeros.
   std::vector<std::array<float, 2>> activation_scales;
-  int ranks = 1;                     // experts are split contiguously
-  bool quiet = false;                // no progress bar
+  int ranks = 1;       // experts are split contiguously
+  bool quiet = false;  // no progress bar
 };
 
 // Loads the weights of all ranks of this process: [ranks] if `only_rank` < 0, else just that rank's

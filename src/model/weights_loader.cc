@@ -1,0 +1,330 @@
+#include "model/weights_loader.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <new>
+
+#include "base/progress.h"
+#include "base/threads.h"
+#include "quant/matrix_ops.h"
+
+namespace sortie::model {
+
+using quant::ceil_div;
+using quant::Format;
+using quant::kGroup;
+using quant::Matrix;
+
+namespace {
+
+constexpr DType kFloats[] = {DType::kBf16, DType::kF32};
+
+bool is_aligned(const Tensor& t) {
+  return reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(dtype_bytes(t.dtype)) == 0;
+}
+
+AlignedBuffer copy_of(const Tensor& t) {
+  AlignedBuffer buffer(static_cast<size_t>(t.bytes()));
+  std::memcpy(buffer.data(), t.data, buffer.size());
+  return buffer;
+}
+
+float element(const Tensor& t, int64_t i) {
+  switch (t.dtype) {
+    case DType::kF32:
+      return load_unaligned<float>(t.data + i * 4);
+    case DType::kBf16:
+      return to_float(load_unaligned<bf16>(t.data + i * 2));
+    default:  // kE8m0: a biased exponent, 255 is NaN (OCP MX)
+      return t.data[i] == std::byte{255} ? std::nanf("")
+                                         : std::ldexp(1.0f, static_cast<int>(t.data[i]) - 127);
+  }
+}
+
+AlignedBuffer to_floats(const Tensor& t) {
+  AlignedBuffer buffer(static_cast<size_t>(t.elements()) * 4);
+  auto* out = reinterpret_cast<float*>(buffer.data());
+  for (int64_t i = 0; i < t.elements(); ++i) out[i] = element(t, i);
+  return buffer;
+}
+
+AlignedBuffer to_bf16s(const Tensor& t) {
+  AlignedBuffer buffer(static_cast<size_t>(t.elements()) * 2);
+  auto* out = reinterpret_cast<bf16*>(buffer.data());
+  for (int64_t i = 0; i < t.elements(); ++i) out[i] = to_bf16(element(t, i));
+  return buffer;
+}
+
+// What is used in place is read now: loading then means loaded, and a broken file shows here.
+void touch(const Tensor& t) {
+  constexpr int64_t kPage = 4096;
+  const volatile std::byte* data = t.data;
+  for (int64_t i = 0; i < t.bytes(); i += kPage) (void)data[i];
+}
+
+}  // namespace
+
+WeightsLoader::Stored WeightsLoader::find_stored(const MatrixSpec& spec) {
+  const std::string name = spec.module + ".weight";
+  Stored s{.n = spec.n, .k = spec.k};
+  const std::vector<int64_t> shape[] = {{spec.n, spec.k}};
+  const bool fp8 = options_.dialect == Dialect::kFp8Block || options_.dialect == Dialect::kW4Afp8;
+  const bool int4 = options_.dialect == Dialect::kW4Afp8 && spec.kind == LinearKind::kExpert;
+  const bool int8 = options_.dialect == Dialect::kCompressedTensorsInt8;
+  std::vector<DType> types = {DType::kBf16};
+  if (spec.kind == LinearKind::kPlain) {
+    types.push_back(DType::kF32);
+  } else {
+    if (int8 || int4) types.insert(types.begin(), DType::kI8);
+    if (fp8) types.insert(types.begin(), DType::kE4m3);
+  }
+  const Tensor* there = table_.peek(name);
+  const DType type = there == nullptr ? types.front() : there->dtype;
+  const int64_t groups = ceil_div(spec.k, kGroup);
+  if (type == DType::kI8 && int4) {
+    s.format = Format::kW4Afp8;
+    s.weight =
+        table_.take(name, types, std::vector<std::vector<int64_t>>{{spec.n, ceil_div(spec.k, 2)}});
+    s.scale = table_.take(name + "_scale_inv", kFloats,
+                          std::vector<std::vector<int64_t>>{{spec.n, groups}});
+  } else if (type == DType::kI8 && int8) {
+    s.format = Format::kW8A8Int8;
+    s.weight = table_.take(name, types, shape);
+    s.scale = table_.take(name + "_scale", kFloats,
+                          std::vector<std::vector<int64_t>>{{spec.n, 1}, {spec.n}});
+  } else if (type == DType::kE4m3 && fp8) {
+    constexpr DType kScales[] = {DType::kF32, DType::kE8m0};
+    s.format = Format::kFp8Block;
+    s.weight = table_.take(name, types, shape);
+    s.scale = table_.take(name + "_scale_inv", kScales,
+                          std::vector<std::vector<int64_t>>{{ceil_div(spec.n, kGroup), groups}});
+  } else {
+    s.format = type == DType::kF32 ? Format::kF32 : Format::kBf16;
+    s.weight = table_.take(name, types, shape);
+  }
+  return s;
+}
+
+void WeightsLoader::matrix(const MatrixSpec& spec, Matrix& out) {
+  const Stored stored = find_stored(spec);
+  const bool wanted = spec.kind != LinearKind::kExpert ||
+                      (spec.expert >= options_.first_expert && spec.expert < options_.last_expert);
+  Format format = stored.format;
+  if (format == Format::kBf16) {
+    format = quantised_format(options_.quantization, options_.dense_fp8_block, spec.kind);
+  }
+  const bool dequantise = spec.kind == LinearKind::kKvB && format != Format::kBf16;
+  out.format = dequantise ? Format::kF32 : format;
+  out.n = spec.n;
+  out.k = spec.k;
+  out.ue8m0_activations = options_.ue8m0 && out.format == Format::kFp8Block;
+  if (!wanted || !stored.complete()) return;
+  const int64_t bytes =
+      stored.weight->bytes() + (stored.scale == nullptr ? 0 : stored.scale->bytes());
+  jobs_.push_back({stored.weight->data, bytes, [=, this, &out] {
+                     if (dequantise) {
+                       read_dequantised(stored, stored.format == Format::kBf16, out);
+                     } else if (format != stored.format) {
+                       read_quantised(stored, format, out);
+                     } else {
+                       read_kept(stored, out);
+                     }
+                     return Status::ok();
+                   }});
+}
+
+WeightsLoader::Source WeightsLoader::open_source(const Stored& stored) const {
+  Source s;
+  s.m = Matrix{.format = stored.format, .n = stored.n, .k = stored.k};
+  if (is_aligned(*stored.weight)) {
+    s.m.codes = stored.weight->data;
+  } else {
+    s.codes = copy_of(*stored.weight);
+    s.m.codes = s.codes.data();
+  }
+  if (stored.scale == nullptr) return s;
+  const DType wanted = stored.format == Format::kW4Afp8 ? DType::kBf16 : DType::kF32;
+  if (stored.scale->dtype == wanted && is_aligned(*stored.scale)) {
+    s.m.scales = stored.scale->data;
+  } else {
+    s.scales = wanted == DType::kBf16 ? to_bf16s(*stored.scale) : to_floats(*stored.scale);
+    s.m.scales = s.scales.data();
+  }
+  return s;
+}
+
+void WeightsLoader::read_kept(const Stored& stored, Matrix& out) {
+  Source s = open_source(stored);
+  if (s.codes.size() > 0) {
+    checkpoint_.drop_pages(*stored.weight);
+    keep(std::move(s.codes));
+  } else {
+    touch(*stored.weight);
+  }
+  if (s.scales.size() > 0) {
+    checkpoint_.drop_pages(*stored.scale);
+    keep(std::move(s.scales));
+  }
+  out.codes = s.m.codes;
+  out.scales = s.m.scales;
+}
+
+void WeightsLoader::read_quantised(const Stored& stored, Format format, Matrix& out) {
+  const Source s = open_source(stored);
+  AlignedBuffer codes(static_cast<size_t>(quant::code_bytes(format, stored.n, stored.k)));
+  AlignedBuffer scales(static_cast<size_t>(quant::scale_bytes(format, stored.n, stored.k)));
+  quant::quantise_rows(s.m, 0, stored.n, format, codes.data(), scales.data());
+  checkpoint_.drop_pages(*stored.weight);
+  out.codes = keep(std::move(codes));
+  out.scales = keep(std::move(scales));
+}
+
+// To fp32, code * scale; a bf16 matrix can be sent through fp8_block first, as if it had been
+// stored like that.
+void WeightsLoader::read_dequantised(const Stored& stored, bool through_fp8, Matrix& out) {
+  Source s = open_source(stored);
+  if (through_fp8) {
+    AlignedBuffer codes(
+        static_cast<size_t>(quant::code_bytes(Format::kFp8Block, stored.n, stored.k)));
+    AlignedBuffer scales(
+        static_cast<size_t>(quant::scale_bytes(Format::kFp8Block, stored.n, stored.k)));
+    quant::quantise_rows(s.m, 0, stored.n, Format::kFp8Block, codes.data(), scales.data());
+    s.m = Matrix{.format = Format::kFp8Block, .n = stored.n, .k = stored.k};
+    s.codes = std::move(codes);
+    s.scales = std::move(scales);
+    s.m.codes = s.codes.data();
+    s.m.scales = s.scales.data();
+  }
+  AlignedBuffer floats(static_cast<size_t>(stored.n * stored.k) * 4);
+  auto* to = reinterpret_cast<float*>(floats.data());
+  for (int64_t i = 0; i < stored.n; ++i) quant::dequantise_row(s.m, i, to + i * stored.k);
+  checkpoint_.drop_pages(*stored.weight);
+  out.codes = keep(std::move(floats));
+}
+
+void WeightsLoader::vector(const std::string& name, int64_t n, VectorKind /*kind*/,
+                           const float*& out) {
+  const Tensor* t = table_.take(name, kFloats, std::vector<std::vector<int64_t>>{{n}});
+  if (t == nullptr) return;
+  jobs_.push_back({t->data, t->bytes(), [this, t, &out] {
+                     if (t->dtype == DType::kF32 && is_aligned(*t)) {
+                       touch(*t);
+                       out = reinterpret_cast<const float*>(t->data);
+                     } else {
+                       out = reinterpret_cast<const float*>(keep(to_floats(*t)));
+                     }
+                     return Status::ok();
+                   }});
+}
+
+bool WeightsLoader::has_copy(const std::string& module) {
+  return table_.peek(module + ".weight") != nullptr;
+}
+
+void WeightsLoader::experts_done(const std::string& prefix, int layer, ExpertTable& table) {
+  const Format format = table.down.front().format;
+  const auto differs = [&](const Matrix& m) { return m.format != format; };
+  // A grouped GEMM runs over matrices of one format.
+  if (std::any_of(table.gate_up.begin(), table.gate_up.end(), differs) ||
+      std::any_of(table.down.begin(), table.down.end(), differs)) {
+    table_.mistyped(fmt::format("{}*: the experts of one layer differ in type", prefix));
+    return;
+  }
+  if (format == Format::kW4Afp8) add_activation_scales(prefix, layer, table);
+}
+
+// The static scales of a layer's two GEMMs: the maximum over all its experts, whatever the rank.
+void WeightsLoader::add_activation_scales(const std::string& prefix, int layer,
+                                          ExpertTable& table) {
+  if (options_.quantization == Quantization::kW4Afp8) {
+    if (static_cast<size_t>(layer) >= options_.activation_scales.size()) return;  // dynamic
+    const auto& scales = options_.activation_scales[static_cast<size_t>(layer)];
+    for (Matrix& m : table.gate_up) m.input_scale = round_to_bf16(scales[0]);
+    for (Matrix& m : table.down) m.input_scale = round_to_bf16(scales[1]);
+    return;
+  }
+  std::vector<std::string> names;
+  for (size_t e = 0; e < table.down.size(); ++e) {
+    for (const char* part : {"w1", "w3", "w2"}) {
+      names.push_back(fmt::format("{}{}.{}.input_scale", prefix, e, part));
+    }
+  }
+  if (std::none_of(names.begin(), names.end(),
+                   [&](const std::string& n) { return table_.peek(n) != nullptr; })) {
+    return;  // dynamic
+  }
+  const std::vector<int64_t> shapes[] = {{1}, {}};
+  std::vector<const Tensor*> scales;
+  for (const std::string& name : names) scales.push_back(table_.take(name, kFloats, shapes));
+  if (std::find(scales.begin(), scales.end(), nullptr) != scales.end()) return;
+  const std::byte* at = scales.front()->data;
+  jobs_.push_back({at, 0, [this, scales = std::move(scales), prefix, &table] {
+                     return read_activation_scales(scales, prefix, table);
+                   }});
+}
+
+Status WeightsLoader::read_activation_scales(const std::vector<const Tensor*>& scales,
+                                             const std::string& prefix, ExpertTable& table) {
+  float largest[2] = {0, 0};  // GEMM 1 (w1 and w3), GEMM 2 (w2)
+  for (size_t i = 0; i < scales.size(); ++i) {
+    const float s = round_to_bf16(element(*scales[i], 0));
+    if (!(s > 0) || !std::isfinite(s)) {
+      return Status::invalid(
+          fmt::format("{}{} has an input_scale of {}; a positive number is needed.", prefix, i / 3,
+                      element(*scales[i], 0)));
+    }
+    float& gemm = largest[i % 3 == 2 ? 1 : 0];
+    gemm = std::max(gemm, s);
+    // Its page holds weights that another rank may own; they are not this rank's to keep.
+    checkpoint_.drop_pages(*scales[i]);
+  }
+  for (Matrix& m : table.gate_up) m.input_scale = largest[0];
+  for (Matrix& m : table.down) m.input_scale = largest[1];
+  return Status::ok();
+}
+
+const std::byte* WeightsLoader::keep(AlignedBuffer buffer) {
+  const std::lock_guard lock(owned_mutex_);
+  owned_.push_back(std::move(buffer));
+  return owned_.back().data();
+}
+
+Status WeightsLoader::run(const std::string& what, bool quiet) {
+  std::stable_sort(jobs_.begin(), jobs_.end(),
+                   [](const Job& a, const Job& b) { return std::less<>()(a.at, b.at); });
+  int64_t total = 0;
+  for (const Job& job : jobs_) total += job.bytes;
+  constexpr int kMebi = 20;
+  Progress progress(what, total >> kMebi, "MiB", quiet);
+  std::atomic<size_t> next{0};
+  std::atomic<int64_t> done{0};
+  std::mutex status_mutex;
+  Status status;
+  ThreadPool pool(std::min(available_cpus(), 16));
+  pool.run([&](int, int) {
+    for (size_t i = next++; i < jobs_.size(); i = next++) {
+      Status job_status;
+      try {
+        job_status = jobs_[i].run();
+      } catch (const std::bad_alloc&) {
+        job_status = Status::exhausted("There is not enough memory for the weights.");
+      }
+      if (!job_status.is_ok()) {
+        const std::lock_guard lock(status_mutex);
+        if (status.is_ok()) status = job_status;
+        next = jobs_.size();
+      }
+      const int64_t before = done.fetch_add(jobs_[i].bytes);
+      progress.add(((before + jobs_[i].bytes) >> kMebi) - (before >> kMebi));
+    }
+  });
+  jobs_.clear();
+  progress.finish();
+  return status;
+}
+
+}  // namespace sortie::model

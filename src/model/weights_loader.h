@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/arena.h"
+#include "model/tensor_table.h"
+#include "model/weights_walk.h"
+
+namespace sortie::model {
+
+// Reads a checkpoint's tensors: the walk only looks at names, shapes and types and notes jobs; if
+// all is well the jobs then read, convert and quantise, in parallel and in the files' order.
+class WeightsLoader : public WeightVisitor {
+ public:
+  struct Options {
+    Dialect dialect = Dialect::kBf16;
+    Quantization quantization = Quantization::kNone;  // of a bf16 checkpoint
+    bool dense_fp8_block = false;
+    bool ue8m0 = false;
+    std::vector<std::array<float, 2>> activation_scales;
+    int first_expert = 0;  // of those wanted
+    int last_expert = 0;   // one past them
+  };
+  WeightsLoader(const Checkpoint& checkpoint, TensorTable& table, Options options,
+                std::deque<AlignedBuffer>& owned)
+      : checkpoint_(checkpoint), table_(table), options_(std::move(options)), owned_(owned) {}
+
+  void matrix(const MatrixSpec& spec, quant::Matrix& out) override;
+  void vector(const std::string& name, int64_t n, VectorKind kind, const float*& out) override;
+  bool has_copy(const std::string& module) override;
+  void experts_done(const std::string& prefix, int layer, ExpertTable& table) override;
+
+  // Runs what the walk noted.
+  Status run(const std::string& what, bool quiet);
+
+ private:
+  struct Job {
+    const std::byte* at;  // in the mapping: the order of reading
+    int64_t bytes;        // that are read
+    std::function<Status()> run;
+  };
+  struct Stored {  // a matrix as the file has it
+    quant::Format format = quant::Format::kBf16;
+    int64_t n = 0;
+    int64_t k = 0;
+    const Tensor* weight = nullptr;
+    const Tensor* scale = nullptr;  // quantised formats only
+    bool complete() const {
+      const bool plain = format == quant::Format::kBf16 || format == quant::Format::kF32;
+      return weight != nullptr && (plain || scale != nullptr);
+    }
+  };
+  // The same as a Matrix: in the mapping where that is aligned, else in the buffers.
+  struct Source {
+    quant::Matrix m;
+    AlignedBuffer codes;
+    AlignedBuffer scales;
+  };
+
+  Stored find_stored(const MatrixSpec& spec);
+  void read_kept(const Stored& stored, quant::Matrix& out);
+  void read_quantised(const Stored& stored, quant::Format format, quant::Matrix& out);
+  void read_dequantised(const Stored& stored, bool through_fp8, quant::Matrix& out);
+  Source open_source(const Stored& stored) const;
+  void add_activation_scales(const std::string& prefix, int layer, ExpertTable& table);
+  Status read_activation_scales(const std::vector<const Tensor*>& scales, const std::string& prefix,
+                                ExpertTable& table);
+  const std::byte* keep(AlignedBuffer buffer);
+
+  const Checkpoint& checkpoint_;
+  TensorTable& table_;
+  const Options options_;
+  std::deque<AlignedBuffer>& owned_;
+  std::mutex owned_mutex_;
+  std::vector<Job> jobs_;
+};
+
+}  // namespace sortie::model
