@@ -32,7 +32,9 @@ double measure_read_bandwidth(int threads) {
   ThreadPool pool(threads);
   const AlignedBuffer memory(kBytesPerThread * static_cast<size_t>(threads));
   std::vector<uint64_t> sums(static_cast<size_t>(threads) * 8);
-  const auto share = [&](int t) { return memory.data() + kBytesPerThread * static_cast<size_t>(t); };
+  const auto share = [&](int t) {
+    return memory.data() + kBytesPerThread * static_cast<size_t>(t);
+  };
   pool.run([&](int t, int) { std::memset(share(t), 1, kBytesPerThread); });
   std::vector<double> gbs;
   for (int pass = 0; pass < kPasses; ++pass) {

@@ -347,7 +347,8 @@ Status eval_goldens(GoldensOptions options, const std::vector<std::string>& argu
   run.mtp = mtp && config.num_nextn_predict_layers > 0;
   run.context_length = longest;
   run.max_total_tokens = total;
-  // One step holds every prompt at once.
+  // One step holds every prompt at once, and a whole continuation as decode rows.
+  run.max_dispatch_tokens = longest + static_cast<int64_t>(goldens.size());
   run.chunked_prefill_size = std::max(run.chunked_prefill_size, total);
   ASSIGN_OR_RETURN(const auto ranks, Ranks::open(run, arguments));
 

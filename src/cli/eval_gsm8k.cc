@@ -1,13 +1,13 @@
 #include "cli/eval_gsm8k.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <fstream>
 #include <mutex>
-#include <thread>
-
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "base/progress.h"
 #include "cli/gsm8k.h"
@@ -134,7 +134,8 @@ Status write_answers(const std::string& path, const std::vector<Problem>& proble
     file << row.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
   }
   file.flush();
-  return file ? Status::ok() : Status::exhausted(fmt::format("--output {} cannot be written", path));
+  return file ? Status::ok()
+              : Status::exhausted(fmt::format("--output {} cannot be written", path));
 }
 
 }  // namespace
@@ -143,8 +144,9 @@ Status eval_gsm8k(Gsm8kOptions options, const std::vector<std::string>& argument
   ASSIGN_OR_RETURN(std::vector<Problem> problems, read_problems(options.data));
   const auto shots = static_cast<size_t>(std::max(0, options.num_shots));
   if (problems.size() <= shots) {
-    return Status::usage(fmt::format("{} holds {} problems: none is left after {} examples (--num-shots)",
-                                     options.data, problems.size(), shots));
+    return Status::usage(
+        fmt::format("{} holds {} problems: none is left after {} examples (--num-shots)",
+                    options.data, problems.size(), shots));
   }
   if (options.num_questions > 0) {
     problems.resize(std::min(problems.size(), shots + static_cast<size_t>(options.num_questions)));
@@ -163,11 +165,13 @@ Status eval_gsm8k(Gsm8kOptions options, const std::vector<std::string>& argument
     asker.stop();
     engine->stop();
   });
-  const std::vector<Answer>& answers = asker.run(options.parallel > 0 ? options.parallel : capacity);
+  const std::vector<Answer>& answers =
+      asker.run(options.parallel > 0 ? options.parallel : capacity);
   const double elapsed = to_seconds(Clock::now() - start);
   engine->stop();
   const Status joined = engine->join();
-  if (signals.caught() != 0) return Status::cancelled("stopped by a signal; no accuracy was computed");
+  if (signals.caught() != 0)
+    return Status::cancelled("stopped by a signal; no accuracy was computed");
   RETURN_IF_ERROR(joined);
   RETURN_IF_ERROR(asker.status());
 

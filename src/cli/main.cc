@@ -93,8 +93,8 @@ void add_eval(CLI::App& app, const std::vector<std::string>& arguments, Action& 
 
   auto q = std::make_shared<Gsm8kOptions>();
   q->sampling.max_new_tokens = 512;
-  CLI::App* gsm8k = add_command(*eval, "gsm8k", "accuracy on word problems", action, q, arguments,
-                                eval_gsm8k);
+  CLI::App* gsm8k =
+      add_command(*eval, "gsm8k", "accuracy on word problems", action, q, arguments, eval_gsm8k);
   add_run_flags(*gsm8k, q->run);
   add_sampling_flags(*gsm8k, q->sampling);
   gsm8k->add_option("--data", q->data, "JSON lines with question and answer")->required();

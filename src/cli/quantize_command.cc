@@ -1,8 +1,8 @@
 #include "cli/quantize_command.h"
 
-#include <atomic>
-
 #include <fmt/format.h>
+
+#include <atomic>
 
 #include "base/threads.h"
 #include "cli/calibrate.h"
@@ -25,8 +25,8 @@ Status quantize_command(const QuantizeCommand& c) {
   } else if (c.format == "fp8_block" || c.format == "fp8") {
     options.format = model::Quantization::kFp8Block;
   } else {
-    return Status::usage(fmt::format(
-        "--format {} is unknown: take w4afp8, w8a8_int8 or fp8_block", c.format));
+    return Status::usage(
+        fmt::format("--format {} is unknown: take w4afp8, w8a8_int8 or fp8_block", c.format));
   }
   if (!c.dense.empty() && (c.dense != "fp8_block" || c.format != "w4afp8")) {
     return Status::usage("--dense takes fp8_block, and only with --format w4afp8");

@@ -52,7 +52,7 @@ int64_t mlp_bytes(const model::MlpWeights& w) {
 }
 
 // Bytes of a rank's matrices: experts alone, and all the rest.
-std::pair<int64_t, int64_t> weight_bytes(const model::Weights& w) {
+std::pair<int64_t, int64_t> matrix_bytes_of(const model::Weights& w) {
   int64_t experts = 0;
   int64_t rest = matrix_bytes(w.embed) + matrix_bytes(w.lm_head);
   const auto add = [&](const model::LayerWeights& l) {
@@ -212,8 +212,8 @@ Status Ranks::load() {
   ASSIGN_OR_RETURN(weights_, model::load_weights(options_.model, config_, load, only));
   CHECK(weights_.size() == ranks_.size());
   int64_t experts = 0;
-  for (const auto& w : weights_) experts += weight_bytes(*w).first;
-  const int64_t rest = weight_bytes(*weights_[0]).second;
+  for (const auto& w : weights_) experts += matrix_bytes_of(*w).first;
+  const int64_t rest = matrix_bytes_of(*weights_[0]).second;
   weight_bytes_ = experts + rest;
   plan_.emplace_back("weights",
                      fmt::format("{} of experts, {} of the rest", mib(experts), mib(rest)));

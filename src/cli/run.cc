@@ -1,10 +1,9 @@
 #include "cli/run.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <iostream>
-
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "cli/bandwidth.h"
@@ -68,8 +67,8 @@ class Generator {
   // One turn of the conversation.
   Status reply(const std::string& content) {
     say("user", content);
-    ASSIGN_OR_RETURN(const std::string text, template_->render({{"messages", messages_},
-                                                                {"add_generation_prompt", true}}));
+    ASSIGN_OR_RETURN(const std::string text,
+                     template_->render({{"messages", messages_}, {"add_generation_prompt", true}}));
     ASSIGN_OR_RETURN(const std::string answer, generate(tokenizer_->encode(text, false)));
     say("assistant", without_reasoning(answer));
     return Status::ok();
@@ -104,9 +103,9 @@ class Generator {
       break;
     }
     if (!last_.error.empty()) {
-      return Status(last_.finish == FinishReason::kRankLost ? StatusCode::kRankLost
-                                                            : StatusCode::kInvalid,
-                    last_.error);
+      return Status(
+          last_.finish == FinishReason::kRankLost ? StatusCode::kRankLost : StatusCode::kInvalid,
+          last_.error);
     }
     return answer;
   }
@@ -116,11 +115,11 @@ class Generator {
     if (options_.print_ids) {
       std::cout << piece.event.token << ' ' << std::flush;
     } else if (options_.sampling.logprobs) {
-      std::cout << fmt::format("{}\t{:.6f}\t{}", piece.event.token, piece.event.logprob,
-                               nlohmann::json(piece.text).dump(-1, ' ', false,
-                                                               nlohmann::json::error_handler_t::replace));
+      std::cout << fmt::format("{}\t{:.9g}\t{}", piece.event.token, piece.event.logprob,
+                               nlohmann::json(piece.text)
+                                   .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
       for (const engine::TokenLogprob& t : piece.event.top) {
-        std::cout << fmt::format("\t{}:{:.6f}", t.id, t.logprob);
+        std::cout << fmt::format("\t{}:{:.9g}", t.id, t.logprob);
       }
       std::cout << std::endl;
     } else {
@@ -145,7 +144,8 @@ class Generator {
         static_cast<double>(plan.bytes_per_token) / 1048576.0, read_gbs);
     std::cerr << "\na step's time, ms";
     for (int p = 0; p < model::StepTimes::kParts; ++p) {
-      std::cerr << fmt::format("{:>10}", model::StepTimes::name(static_cast<model::StepTimes::Part>(p)));
+      std::cerr << fmt::format("{:>10}",
+                               model::StepTimes::name(static_cast<model::StepTimes::Part>(p)));
     }
     std::cerr << "       sum\n";
     int rank = 0;
@@ -178,7 +178,8 @@ class Generator {
 
 Status run_command(GenerateOptions options, const std::vector<std::string>& arguments) {
   if (!options.has_prompt && options.ids.empty() && !options.chat) {
-    return Status::usage("run needs a prompt: give -p \"…\", --ids 1,2,3, or --chat for a conversation");
+    return Status::usage(
+        "run needs a prompt: give -p \"…\", --ids 1,2,3, or --chat for a conversation");
   }
   if (!options.ids.empty()) options.print_ids = true;
   if (options.sampling.top_logprobs > 0) options.sampling.logprobs = true;
@@ -186,7 +187,8 @@ Status run_command(GenerateOptions options, const std::vector<std::string>& argu
   ASSIGN_OR_RETURN(const auto ranks, Ranks::open(options.run, arguments));
   if (!ranks->is_front()) return serve_rank(*ranks);
   if (!options.run.quiet) {
-    for (const auto& [name, text] : ranks->plan()) std::cerr << fmt::format("{:<9} {}\n", name, text);
+    for (const auto& [name, text] : ranks->plan())
+      std::cerr << fmt::format("{:<9} {}\n", name, text);
   }
   Generator generator(options, *ranks);
   RETURN_IF_ERROR(generator.prepare());

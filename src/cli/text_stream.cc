@@ -10,8 +10,9 @@ TextStream::TextStream(std::shared_ptr<const text::Tokenizer> tokenizer,
 
 uint64_t TextStream::submit(engine::Engine& engine, engine::Request request) {
   engine_ = &engine;
-  const uint64_t id = engine.submit(std::move(request), [self = shared_from_this()](
-                                                            const engine::Event& e) { self->on_event(e); });
+  const uint64_t id =
+      engine.submit(std::move(request),
+                    [self = shared_from_this()](const engine::Event& e) { self->on_event(e); });
   const std::lock_guard lock(mutex_);
   return id_ = id;
 }
