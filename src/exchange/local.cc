@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "base/check.h"
-#include "exchange/doorbell.h"
+#include "exchange/shared_window.h"
 
 namespace sortie::exchange {
 namespace {
@@ -20,9 +20,8 @@ struct FreeDelete {
 };
 
 struct LocalRank {
-  std::unique_ptr<std::byte, FreeDelete> window;
-  std::vector<SignalWord> words;  // [kSignals * ranks]
-  Doorbell bell;
+  std::unique_ptr<std::byte, FreeDelete> memory;
+  SharedWindow shared;
   std::atomic<TimePoint> life{Clock::now()};
   std::atomic<bool> beating{true};
   std::atomic<bool> sending{true};
@@ -34,11 +33,12 @@ class Group final : public FaultControl {
  public:
   Group(int ranks, int64_t window_bytes)
       : window_bytes_(window_bytes), ranks_(static_cast<size_t>(ranks)) {
-    const auto rounded = static_cast<size_t>((window_bytes + 63) / 64 * 64);
+    const int64_t bytes = SharedWindow::bytes(window_bytes, ranks);
     for (LocalRank& r : ranks_) {
-      r.window.reset(static_cast<std::byte*>(std::aligned_alloc(64, rounded)));
-      CHECK(r.window != nullptr, "no memory for the exchange's window");
-      r.words = std::vector<SignalWord>(static_cast<size_t>(kSignals * ranks));
+      r.memory.reset(static_cast<std::byte*>(std::aligned_alloc(64, static_cast<size_t>(bytes))));
+      CHECK(r.memory != nullptr, "no memory for the exchange's window");
+      r.shared = SharedWindow(r.memory.get(), window_bytes, ranks);
+      r.shared.start();
     }
     heart_ = std::thread([this] { beat(); });
   }
@@ -60,7 +60,7 @@ class Group final : public FaultControl {
   void end(int rank) override {
     kill(rank);
     at(rank).ended = true;
-    for (LocalRank& r : ranks_) r.bell.ring();
+    for (LocalRank& r : ranks_) r.shared.bell().ring();
   }
   void freeze(int rank) override { at(rank).sending = false; }
   void delay(int rank, Duration each_signal) override { at(rank).delay = each_signal; }
@@ -94,25 +94,19 @@ class LocalTransport final : public Transport {
 
   int rank() const override { return rank_; }
   int size() const override { return group_->size(); }
-  std::byte* window() override { return me().window.get(); }
+  std::byte* window() override { return me().shared.window(); }
   int64_t window_bytes() const override { return group_->window_bytes(); }
 
   void put(int peer, int64_t offset, const void* data, int64_t bytes) override {
-    if (!me().sending || bytes == 0) return;
-    std::memcpy(group_->at(peer).window.get() + offset, data, static_cast<size_t>(bytes));
+    if (me().sending) group_->at(peer).shared.put(offset, data, bytes);
   }
   void signal(int peer, int index, uint64_t epoch) override {
     if (const Duration d = me().delay; d.count() > 0) std::this_thread::sleep_for(d);
-    if (!me().sending) return;
-    LocalRank& to = group_->at(peer);
-    word(to, index, rank_).epoch.store(epoch, std::memory_order_release);
-    to.bell.ring();
+    if (me().sending) group_->at(peer).shared.signal(index, rank_, epoch);
   }
-  uint64_t poll(int peer, int index) override {
-    return word(me(), index, peer).epoch.load(std::memory_order_acquire);
-  }
-  void sleep(Duration most) override { me().bell.sleep(seen_, most); }
-  void wake(int peer) override { group_->at(peer).bell.ring(); }
+  uint64_t poll(int peer, int index) override { return me().shared.poll(index, peer); }
+  void sleep(Duration most) override { me().shared.bell().sleep(seen_, most); }
+  void wake(int peer) override { group_->at(peer).shared.bell().ring(); }
 
   TimePoint last_life(int peer) const override { return group_->at(peer).life; }
   // A rank that has ended sees nobody either, so that its thread does not outlive the test.
@@ -121,9 +115,6 @@ class LocalTransport final : public Transport {
 
  private:
   LocalRank& me() { return group_->at(rank_); }
-  SignalWord& word(LocalRank& at, int index, int source) {
-    return at.words[static_cast<size_t>(index * size() + source)];
-  }
 
   const std::shared_ptr<Group> group_;
   const int rank_;
