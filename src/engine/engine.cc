@@ -143,6 +143,7 @@ class RankEngine::Loop {
 };
 
 Status RankEngine::Loop::run() {
+  model_.context().threads.pin_caller();
   while (true) {
     ASSIGN_OR_RETURN(const bool go_on, step());
     if (!go_on) return Status::ok();
