@@ -58,8 +58,8 @@ struct Config {
   std::vector<int32_t> eos_token_ids;
 
   Dialect dialect = Dialect::kBf16;
-  bool ue8m0_scales = false;             // fp8_block: scale_fmt "ue8m0"
-  std::vector<std::string> quant_ignore; // compressed-tensors: modules left alone
+  bool ue8m0_scales = false;              // fp8_block: scale_fmt "ue8m0"
+  std::vector<std::string> quant_ignore;  // compressed-tensors: modules left alone
 
   bool is_moe_layer(int layer) const {
     return n_routed_experts > 0 && layer >= first_k_dense_replace && layer % moe_layer_freq == 0;

@@ -143,9 +143,9 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
     return false;
   }
   bool unexpected() {
-    return fail(depth_ == 0 ? "the header is not a JSON object"
-                            : fmt::format("tensor {} has a value of the wrong kind",
-                                          printable(depth_ == 1 ? key_ : entry_.name)));
+    if (names_.empty()) return fail("the header is not a JSON object");
+    return fail(fmt::format("tensor {} has a value of the wrong kind",
+                            printable(key_)));
   }
   bool finish_entry() {
     int64_t bytes = 1;
