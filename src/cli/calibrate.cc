@@ -36,7 +36,8 @@ Result<std::vector<std::vector<int32_t>>> read_sequences(const RunOptions& optio
         if (!tokenizer) {
           ASSIGN_OR_RETURN(tokenizer, text::Tokenizer::load(options.model));
         }
-        sequences.push_back(tokenizer->encode(row.at("text").get<std::string>(), true));
+        ASSIGN_OR_RETURN(auto ids, tokenizer->encode(row.at("text").get<std::string>(), true));
+        sequences.push_back(std::move(ids));
       }
     } catch (const nlohmann::json::exception&) {
       return Status::invalid(where() + ": not a JSON object with \"ids\" or \"text\"");

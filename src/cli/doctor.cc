@@ -5,7 +5,7 @@
 
 #include <fstream>
 
-#include "backends/cpu/cpu.h"
+#include "backends/cpu/isa.h"
 #include "cli/bandwidth.h"
 #include "model/plan.h"
 
@@ -34,9 +34,9 @@ double available_memory() {
   return 0;
 }
 
-void machine(double read_gbs, int threads) {
+void machine(cpu::Isa isa, double read_gbs, int threads) {
   line("processor", fmt::format("{}, {} usable here", cpu_name(), available_cpus()));
-  line("instruction set", cpu::isa_report());
+  line("instruction set", cpu::isa_reason(isa));
   line("memory", fmt::format("{} available", gib(available_memory())));
   line("read bandwidth", fmt::format("{:.1f} GB/s measured with {} thread{}", read_gbs, threads,
                                      threads == 1 ? "" : "s"));
@@ -77,10 +77,10 @@ void memory(const model::Config& config, const RunOptions& o, double read_gbs) {
 }  // namespace
 
 Status doctor(const RunOptions& options) {
-  RETURN_IF_ERROR(cpu::choose_isa().status());
+  ASSIGN_OR_RETURN(const cpu::Isa isa, cpu::choose_isa());
   const int threads = options.threads > 0 ? options.threads : available_cpus();
   const double read_gbs = measure_read_bandwidth(threads);
-  machine(read_gbs, threads);
+  machine(isa, read_gbs, threads);
   if (options.model.empty()) return Status::ok();
 
   RunOptions o = options;

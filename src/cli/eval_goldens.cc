@@ -323,7 +323,7 @@ Status judge(const std::vector<Golden>& goldens, const std::vector<Outcome>& out
 
 }  // namespace
 
-Status eval_goldens(GoldensOptions options, const std::vector<std::string>& arguments) {
+Status eval_goldens(GoldensOptions options, const Launch& launch) {
   const bool json = options.file.ends_with(".json");
   ASSIGN_OR_RETURN(const model::Config config, model::load_config(options.run.model));
   if (!std::ifstream(options.file)) {
@@ -350,7 +350,7 @@ Status eval_goldens(GoldensOptions options, const std::vector<std::string>& argu
   // One step holds every prompt at once, and a whole continuation as decode rows.
   run.max_dispatch_tokens = longest + static_cast<int64_t>(goldens.size());
   run.chunked_prefill_size = std::max(run.chunked_prefill_size, total);
-  ASSIGN_OR_RETURN(const auto ranks, Ranks::open(run, arguments));
+  ASSIGN_OR_RETURN(const auto ranks, Ranks::open(run, launch));
 
   std::vector<Outcome> outcomes;
   Progress progress("goldens", static_cast<int64_t>(goldens.size()), "sequences", run.quiet);

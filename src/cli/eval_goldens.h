@@ -20,6 +20,6 @@ struct GoldensOptions {
 // Fails past the tolerance. Quantised checkpoints: at least three quarters of the sequences within
 // 1e-5 and every one within 5e-2 (a code on the other side of a rounding tie moves a whole
 // sequence).
-Status eval_goldens(GoldensOptions options, const std::vector<std::string>& arguments);
+Status eval_goldens(GoldensOptions options, const Launch& launch);
 
 }  // namespace sortie::cli

@@ -140,7 +140,7 @@ Status write_answers(const std::string& path, const std::vector<Problem>& proble
 
 }  // namespace
 
-Status eval_gsm8k(Gsm8kOptions options, const std::vector<std::string>& arguments) {
+Status eval_gsm8k(Gsm8kOptions options, const Launch& launch) {
   ASSIGN_OR_RETURN(std::vector<Problem> problems, read_problems(options.data));
   const auto shots = static_cast<size_t>(std::max(0, options.num_shots));
   if (problems.size() <= shots) {
@@ -153,23 +153,23 @@ Status eval_gsm8k(Gsm8kOptions options, const std::vector<std::string>& argument
   }
   ASSIGN_OR_RETURN(const auto tokenizer, text::Tokenizer::load(options.run.model));
   block_signals();
-  ASSIGN_OR_RETURN(const auto ranks, Ranks::open(options.run, arguments));
+  ASSIGN_OR_RETURN(const auto ranks, Ranks::open(options.run, launch));
   if (!ranks->is_front()) return serve_rank(*ranks);
 
-  const auto engine = start_engine(*ranks);
-  Asker asker(options, problems, *engine, tokenizer);
+  Serving serving(*ranks);
+  engine::Engine& engine = serving.engine();
+  Asker asker(options, problems, engine, tokenizer);
   if (options.chat) RETURN_IF_ERROR(asker.use_template(options.run.model));
   const int capacity = ranks->size() * options.run.max_running_requests;
   const TimePoint start = Clock::now();
   SignalWatch signals([&] {
     asker.stop();
-    engine->stop();
+    engine.stop();
   });
   const std::vector<Answer>& answers =
       asker.run(options.parallel > 0 ? options.parallel : capacity);
   const double elapsed = to_seconds(Clock::now() - start);
-  engine->stop();
-  const Status joined = engine->join();
+  const Status joined = serving.finish();
   if (signals.caught() != 0)
     return Status::cancelled("stopped by a signal; no accuracy was computed");
   RETURN_IF_ERROR(joined);

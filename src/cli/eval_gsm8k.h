@@ -21,6 +21,6 @@ struct Gsm8kOptions {
 };
 
 // sortie eval gsm8k MODEL --data FILE: accuracy with its confidence interval, tokens/s.
-Status eval_gsm8k(Gsm8kOptions options, const std::vector<std::string>& arguments);
+Status eval_gsm8k(Gsm8kOptions options, const Launch& launch);
 
 }  // namespace sortie::cli

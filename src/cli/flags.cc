@@ -50,9 +50,6 @@ void add_run_flags(CLI::App& app, RunOptions& o) {
       ->capture_default_str();
   app.add_option("--on-rank-loss", o.on_rank_loss, "fail")->capture_default_str();
   app.add_flag("--quiet", o.quiet, "no plan and no progress");
-  // Set by the launcher for the processes that it starts.
-  app.add_option("--ep-rank", o.ep_rank)->group("");
-  app.add_option("--control-fd", o.control_fd)->group("");
 }
 
 void add_sampling_flags(CLI::App& app, engine::SamplingParams& s) {

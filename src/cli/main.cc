@@ -16,6 +16,10 @@
 #include "cli/flags.h"
 #include "cli/quantize_command.h"
 #include "cli/run.h"
+#include "exchange/launcher.h"
+#if SORTIE_HAS_UCX
+#include "exchange/ucx.h"
+#endif
 
 namespace sortie::cli {
 namespace {
@@ -36,19 +40,19 @@ CLI::App* add_command(CLI::App& parent, const char* name, const char* what, Acti
 // The same for commands that may start other ranks, which need the command line again.
 template <typename Options>
 CLI::App* add_command(CLI::App& parent, const char* name, const char* what, Action& action,
-                      std::shared_ptr<Options> options, const std::vector<std::string>& arguments,
+                      std::shared_ptr<Options> options, const Launch& launch,
                       Status (*function)(Options, const std::vector<std::string>&)) {
   CLI::App* command = parent.add_subcommand(name, what);
-  command->callback([options, &arguments, &action, function] {
-    action = [options, &arguments, function] { return function(*options, arguments); };
+  command->callback([options, &launch, &action, function] {
+    action = [options, &launch, function] { return function(*options, launch); };
   });
   return command;
 }
 
-void add_run(CLI::App& app, const std::vector<std::string>& arguments, Action& action) {
+void add_run(CLI::App& app, const Launch& launch, Action& action) {
   auto o = std::make_shared<GenerateOptions>();
   CLI::App* run =
-      add_command(app, "run", "generate, streaming to stdout", action, o, arguments, run_command);
+      add_command(app, "run", "generate, streaming to stdout", action, o, launch, run_command);
   add_run_flags(*run, o->run);
   add_sampling_flags(*run, o->sampling);
   run->add_option_function<std::string>(
@@ -80,13 +84,13 @@ void add_quantize(CLI::App& app, Action& action) {
   quantize->add_flag("--quiet", o->quiet, "no progress");
 }
 
-void add_eval(CLI::App& app, const std::vector<std::string>& arguments, Action& action) {
+void add_eval(CLI::App& app, const Launch& launch, Action& action) {
   CLI::App* eval = app.add_subcommand("eval", "accuracy and agreement with a reference");
   eval->require_subcommand(1);
 
   auto g = std::make_shared<GoldensOptions>();
   CLI::App* goldens = add_command(*eval, "goldens", "logits and tokens against a reference's",
-                                  action, g, arguments, eval_goldens);
+                                  action, g, launch, eval_goldens);
   add_run_flags(*goldens, g->run);
   goldens->add_option("FILE", g->file, "golden.safetensors or golden.json")->required();
   goldens->add_option("--tolerance", g->tolerance, "relative error that passes");
@@ -94,7 +98,7 @@ void add_eval(CLI::App& app, const std::vector<std::string>& arguments, Action& 
   auto q = std::make_shared<Gsm8kOptions>();
   q->sampling.max_new_tokens = 512;
   CLI::App* gsm8k =
-      add_command(*eval, "gsm8k", "accuracy on word problems", action, q, arguments, eval_gsm8k);
+      add_command(*eval, "gsm8k", "accuracy on word problems", action, q, launch, eval_gsm8k);
   add_run_flags(*gsm8k, q->run);
   add_sampling_flags(*gsm8k, q->sampling);
   gsm8k->add_option("--data", q->data, "JSON lines with question and answer")->required();
@@ -118,18 +122,21 @@ void add_doctor(CLI::App& app, Action& action) {
 }
 
 int run(int argc, char** argv) {
-  const std::vector<std::string> arguments(argv, argv + argc);
+  Launch launch;
+  launch.child = exchange::take_child_args(argc, argv);
+  launch.argc = argc;
+  launch.argv = argv;
   init_log("warning");
   CLI::App app("Sortie: an inference engine for DeepSeek-family mixture-of-experts models",
                "sortie");
   app.set_version_flag("--version", "sortie " SORTIE_VERSION);
   app.require_subcommand(1);
   Action action;
-  add_run(app, arguments, action);
+  add_run(app, launch, action);
   add_quantize(app, action);
-  add_eval(app, arguments, action);
+  add_eval(app, launch, action);
   add_text(app, action);
-  add_bench(app, arguments, action);
+  add_bench(app, action);
   add_doctor(app, action);
   try {
     app.parse(argc, argv);
@@ -139,7 +146,12 @@ int run(int argc, char** argv) {
     return 2;
   }
   const Status status = action();
-  if (!status.is_ok()) std::cerr << "sortie: " << status.message() << '\n';
+  if (!status.is_ok() && launch.child) {
+    // Rank 0 met the same error or names this rank: one sentence is enough.
+    spdlog::info("rank {}: {}", launch.child->rank, status.message());
+  } else if (!status.is_ok()) {
+    std::cerr << "sortie: " << status.message() << '\n';
+  }
   return status.exit_code();
 }
 
@@ -147,6 +159,9 @@ int run(int argc, char** argv) {
 }  // namespace sortie::cli
 
 int main(int argc, char** argv) {
+#if SORTIE_HAS_UCX
+  sortie::exchange::drop_ucx_signal_handlers();
+#endif
   std::signal(SIGPIPE, SIG_IGN);
   try {
     return sortie::cli::run(argc, argv);

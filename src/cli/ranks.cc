@@ -6,11 +6,14 @@
 #include <set>
 #include <utility>
 
-#include "backends/cpu/cpu.h"
+#include "backends/cpu/isa.h"
 #include "backends/reference/reference.h"
 #include "base/log.h"
 #include "cli/calibrate.h"
 #include "exchange/local.h"
+#if SORTIE_HAS_UCX
+#include "exchange/ucx.h"
+#endif
 
 namespace sortie::cli {
 
@@ -178,14 +181,13 @@ model::Formats formats_of(const model::Config& config, const RunOptions& options
   return {};
 }
 
-Result<std::unique_ptr<Ranks>> Ranks::open(RunOptions options,
-                                           const std::vector<std::string>& arguments) {
+Result<std::unique_ptr<Ranks>> Ranks::open(RunOptions options, const Launch& launch) {
   auto ranks = std::make_unique<Ranks>();
   ranks->options_ = std::move(options);
   ASSIGN_OR_RETURN(ranks->config_, resolve(ranks->options_));
   ranks->ranks_.resize(ranks->options_.a2a_backend == "ucx" ? 1
                                                             : static_cast<size_t>(ranks->size()));
-  RETURN_IF_ERROR(ranks->connect(arguments));
+  RETURN_IF_ERROR(ranks->connect(launch));
   RETURN_IF_ERROR(ranks->load());
   RETURN_IF_ERROR(ranks->build());
   return ranks;
@@ -193,10 +195,40 @@ Result<std::unique_ptr<Ranks>> Ranks::open(RunOptions options,
 
 Ranks::~Ranks() = default;
 
-Status Ranks::connect(const std::vector<std::string>& arguments) {
+Status Ranks::connect(const Launch& launch) {
   if (options_.a2a_backend == "local") return Status::ok();
-  (void)arguments;
-  return Status::usage("--moe-a2a-backend ucx is not in this build");
+#if SORTIE_HAS_UCX
+  const Duration timeout = seconds(options_.dist_timeout);
+  if (launch.child) {
+    first_rank_ = launch.child->rank;
+    ASSIGN_OR_RETURN(processes_, exchange::ProcessGroup::join(*launch.child, timeout));
+  } else {
+    ASSIGN_OR_RETURN(processes_, exchange::ProcessGroup::start(launch.argc, launch.argv,
+                                                               options_.ep_size, timeout));
+  }
+  return Status::ok();
+#else
+  (void)launch;
+  return Status::usage("--moe-a2a-backend ucx is not in this build (SORTIE_UCX=OFF): take local");
+#endif
+}
+
+Result<std::vector<std::shared_ptr<exchange::Transport>>> Ranks::transports(int64_t window_bytes) {
+#if SORTIE_HAS_UCX
+  if (processes_) {
+    ASSIGN_OR_RETURN(auto transport, exchange::make_ucx_transport(
+                                         processes_->shared_control(),
+                                         {.window_bytes = window_bytes,
+                                          .dist_timeout = seconds(options_.dist_timeout)}));
+    for (int peer = 0; peer < transport->size(); ++peer) {
+      if (peer != transport->rank()) {
+        spdlog::info("rank {} to rank {}: {}", transport->rank(), peer, transport->lane(peer));
+      }
+    }
+    return std::vector<std::shared_ptr<exchange::Transport>>{std::move(transport)};
+  }
+#endif
+  return exchange::make_local_group(options_.ep_size, window_bytes);
 }
 
 Status Ranks::load() {
@@ -208,7 +240,7 @@ Status Ranks::load() {
   if (!options_.calibrate.empty()) {
     ASSIGN_OR_RETURN(load.activation_scales, calibrated_scales(options_));
   }
-  const int only = ranks_.size() == 1 ? std::max(0, options_.ep_rank) : -1;
+  const int only = ranks_.size() == 1 ? first_rank_ : -1;
   ASSIGN_OR_RETURN(weights_, model::load_weights(options_.model, config_, load, only));
   CHECK(weights_.size() == ranks_.size());
   int64_t experts = 0;
@@ -234,7 +266,7 @@ Status Ranks::build() {
       .mode = mode,
       .exchange_timeout = seconds(o.exchange_timeout),
       .step_timeout = seconds(o.step_timeout)};
-  auto transports = exchange::make_local_group(o.ep_size, exchange_options.window_bytes(o.ep_size));
+  ASSIGN_OR_RETURN(const auto group, transports(exchange_options.window_bytes(o.ep_size)));
   const model::ModelOptions model_options{
       .page_size = o.page_size,
       .pages = static_cast<int32_t>(quant::ceil_div(o.max_total_tokens, o.page_size)),
@@ -245,14 +277,13 @@ Status Ranks::build() {
   const bool pin = o.threads * o.ep_size <= available_cpus() && o.ep_size > 1;
   for (size_t i = 0; i < ranks_.size(); ++i) {
     Rank& rank = ranks_[i];
-    rank.index = ranks_.size() == 1 ? std::max(0, o.ep_rank) : static_cast<int>(i);
+    rank.index = first_rank_ + static_cast<int>(i);
     std::vector<int> own;
     for (int t = 0; pin && t < o.threads; ++t) {
       own.push_back(cpus[static_cast<size_t>(rank.index * o.threads + t)]);
     }
     rank.threads = std::make_unique<ThreadPool>(o.threads, own);
-    rank.exchange =
-        exchange::make_exchange(transports[static_cast<size_t>(rank.index)], exchange_options);
+    rank.exchange = exchange::make_exchange(group[i], exchange_options);
     rank.model = std::make_unique<model::Model>(config_, weights_[i], *backend, *rank.threads,
                                                 *rank.exchange, model_options);
   }

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "base/status.h"
 #include "base/threads.h"
 #include "exchange/exchange.h"
+#include "exchange/launcher.h"
 #include "model/model.h"
 #include "model/plan.h"
 
@@ -38,10 +40,14 @@ struct RunOptions {
   std::string on_rank_loss = "fail";
   bool mtp = false;    // keep caches for the MTP layers
   bool quiet = false;  // no plan, no progress
+};
 
-  // Set by the launcher in child processes only.
-  int ep_rank = -1;
-  int control_fd = -1;
+// How this process was started: its command line, which the launcher runs again for the other
+// ranks, and what the launcher told it if it is one of those.
+struct Launch {
+  int argc = 0;
+  char** argv = nullptr;
+  std::optional<exchange::ChildArgs> child;
 };
 
 // Checks the flags against each other and the model's config, and fills in what 0 leaves open.
@@ -64,17 +70,17 @@ struct Rank {
 // The ranks of this process and, with ucx, the group of processes they belong to.
 class Ranks {
  public:
-  // Loads the model and starts the group. `arguments` is the process's own command line, which the
-  // launcher runs again for the other ranks.
-  static Result<std::unique_ptr<Ranks>> open(RunOptions options,
-                                             const std::vector<std::string>& arguments);
+  // Starts the group and loads the model.
+  static Result<std::unique_ptr<Ranks>> open(RunOptions options, const Launch& launch);
   ~Ranks();
 
   const RunOptions& options() const { return options_; }
   const model::Config& config() const { return config_; }
   std::vector<Rank>& local() { return ranks_; }
   int size() const { return options_.ep_size; }
-  bool is_front() const { return options_.ep_rank <= 0; }
+  bool is_front() const { return first_rank_ == 0; }
+  // Null unless the ranks are processes.
+  exchange::ProcessGroup* processes() { return processes_.get(); }
   // What was decided, for the plan that run and doctor print: name and text.
   const std::vector<std::pair<std::string, std::string>>& plan() const { return plan_; }
   int64_t weight_bytes() const { return weight_bytes_; }
@@ -84,13 +90,17 @@ class Ranks {
   Status on_each(const std::function<Status(Rank&)>& fn);
 
  private:
-  Status connect(const std::vector<std::string>& arguments);
+  Status connect(const Launch& launch);
+  Result<std::vector<std::shared_ptr<exchange::Transport>>> transports(int64_t window_bytes);
   Status load();
   Status build();
 
   RunOptions options_;
   model::Config config_;
   int64_t weight_bytes_ = 0;
+  int first_rank_ = 0;  // of this process
+  // Outlives the ranks, whose transports use it.
+  std::unique_ptr<exchange::ProcessGroup> processes_;
   std::vector<std::shared_ptr<const model::Weights>> weights_;
   std::vector<Rank> ranks_;
   std::vector<std::pair<std::string, std::string>> plan_;

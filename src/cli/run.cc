@@ -42,15 +42,15 @@ class Generator {
   }
 
   Status run() {
-    engine_ = start_engine(ranks_);
-    signals_ = std::make_unique<SignalWatch>([this] { engine_->stop(); });
+    serving_ = std::make_unique<Serving>(ranks_);
+    signals_ = std::make_unique<SignalWatch>([this] { serving_->engine().stop(); });
     const Status status = options_.chat && !options_.has_prompt ? converse() : answer_once();
-    engine_->stop();
-    const Status joined = engine_->join();
+    const std::vector<engine::RankStats> stats = serving_->engine().stats();
+    const Status finished = serving_->finish();
     if (signals_->caught() != 0) return Status::cancelled("stopped by a signal");
-    if (options_.stats) print_stats();
     RETURN_IF_ERROR(status);
-    return joined;
+    if (options_.stats) print_stats(stats);
+    return finished;
   }
 
  private:
@@ -60,8 +60,9 @@ class Generator {
 
   Status answer_once() {
     if (!options_.ids.empty()) return generate(options_.ids).status();
-    if (!options_.chat) return generate(tokenizer_->encode(options_.prompt, true)).status();
-    return reply(options_.prompt);
+    if (options_.chat) return reply(options_.prompt);
+    ASSIGN_OR_RETURN(const std::vector<int32_t> ids, tokenizer_->encode(options_.prompt, true));
+    return generate(ids).status();
   }
 
   // One turn of the conversation.
@@ -69,7 +70,8 @@ class Generator {
     say("user", content);
     ASSIGN_OR_RETURN(const std::string text,
                      template_->render({{"messages", messages_}, {"add_generation_prompt", true}}));
-    ASSIGN_OR_RETURN(const std::string answer, generate(tokenizer_->encode(text, false)));
+    ASSIGN_OR_RETURN(const std::vector<int32_t> ids, tokenizer_->encode(text, false));
+    ASSIGN_OR_RETURN(const std::string answer, generate(ids));
     say("assistant", without_reasoning(answer));
     return Status::ok();
   }
@@ -88,7 +90,7 @@ class Generator {
   Result<std::string> generate(const std::vector<int32_t>& prompt) {
     const TimePoint start = Clock::now();
     auto stream = std::make_shared<TextStream>(tokenizer_, options_.stop);
-    stream->submit(*engine_, {.prompt = prompt, .sampling = options_.sampling});
+    stream->submit(serving_->engine(), {.prompt = prompt, .sampling = options_.sampling});
     std::string answer;
     for (;;) {
       const TextEvent piece = stream->next();
@@ -128,7 +130,7 @@ class Generator {
   }
 
   // Speed against what reading the weights once a token allows, and where the time went.
-  void print_stats() const {
+  void print_stats(const std::vector<engine::RankStats>& stats) const {
     const double read_gbs = measure_read_bandwidth(options_.run.threads * ranks_.size());
     const RunOptions& o = ranks_.options();
     const auto formats = formats_of(ranks_.config(), o);
@@ -149,7 +151,7 @@ class Generator {
     }
     std::cerr << "       sum\n";
     int rank = 0;
-    for (const engine::RankStats& s : engine_->stats()) {
+    for (const engine::RankStats& s : stats) {
       std::cerr << fmt::format("rank {} ({:5} st.)", rank++, s.times.steps);
       double sum = 0;
       for (const double t : s.times.seconds) {
@@ -166,7 +168,7 @@ class Generator {
   std::shared_ptr<const text::Tokenizer> tokenizer_;
   std::shared_ptr<const text::ChatTemplate> template_;
   nlohmann::ordered_json messages_ = nlohmann::ordered_json::array();
-  std::unique_ptr<engine::Engine> engine_;
+  std::unique_ptr<Serving> serving_;
   std::unique_ptr<SignalWatch> signals_;
   TimePoint first_token_{};
   double to_first_ = 0;
@@ -176,7 +178,7 @@ class Generator {
 
 }  // namespace
 
-Status run_command(GenerateOptions options, const std::vector<std::string>& arguments) {
+Status run_command(GenerateOptions options, const Launch& launch) {
   if (!options.has_prompt && options.ids.empty() && !options.chat) {
     return Status::usage(
         "run needs a prompt: give -p \"…\", --ids 1,2,3, or --chat for a conversation");
@@ -184,7 +186,7 @@ Status run_command(GenerateOptions options, const std::vector<std::string>& argu
   if (!options.ids.empty()) options.print_ids = true;
   if (options.sampling.top_logprobs > 0) options.sampling.logprobs = true;
   block_signals();
-  ASSIGN_OR_RETURN(const auto ranks, Ranks::open(options.run, arguments));
+  ASSIGN_OR_RETURN(const auto ranks, Ranks::open(options.run, launch));
   if (!ranks->is_front()) return serve_rank(*ranks);
   if (!options.run.quiet) {
     for (const auto& [name, text] : ranks->plan())

@@ -22,6 +22,6 @@ struct GenerateOptions {
 };
 
 // sortie run MODEL -p "…": streams an answer to stdout; plan, progress and statistics go to stderr.
-Status run_command(GenerateOptions options, const std::vector<std::string>& arguments);
+Status run_command(GenerateOptions options, const Launch& launch);
 
 }  // namespace sortie::cli

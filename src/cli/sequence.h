@@ -22,7 +22,8 @@ class Sequence {
   // of all of them, or of the last alone.
   void append(model::Step& step, std::span<const int32_t> ids, bool prefill, bool all_logits);
   int64_t length() const { return length_; }
-  void rewind() { length_ = 0; }
+  // Pretends that `tokens` positions are in the cache already.
+  void skip(int64_t tokens) { length_ += tokens; }
 
  private:
   std::vector<int32_t> page_table_;

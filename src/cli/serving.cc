@@ -1,5 +1,7 @@
 #include "cli/serving.h"
 
+#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -13,17 +15,79 @@ engine::EngineOptions engine_options(const RunOptions& o) {
           .context_length = o.context_length};
 }
 
+// The engine's frames on the control sockets.
+constexpr uint32_t kEngineFrame = 1;
+constexpr double kGraceSeconds = 5;
+
 }  // namespace
 
-std::unique_ptr<engine::Engine> start_engine(Ranks& ranks) {
+Serving::Serving(Ranks& ranks) : ranks_(ranks) {
+  const engine::EngineOptions options = engine_options(ranks.options());
   std::vector<std::unique_ptr<engine::RankLink>> links;
   for (Rank& rank : ranks.local()) {
-    links.push_back(
-        std::make_unique<engine::LocalLink>(*rank.model, engine_options(ranks.options())));
+    links.push_back(std::make_unique<engine::LocalLink>(*rank.model, options));
   }
-  auto engine = std::make_unique<engine::Engine>(std::move(links));
-  engine->start();
-  return engine;
+  std::vector<engine::RemoteLink*> remote;
+  while (static_cast<int>(links.size()) < ranks.size()) {
+    const auto rank = static_cast<int>(links.size());
+    auto link = std::make_unique<engine::RemoteLink>(
+        "rank " + std::to_string(rank),
+        [&control = ranks.processes()->control(), rank](std::span<const std::byte> frame) {
+          control.send(rank, kEngineFrame, frame);
+        });
+    remote.push_back(link.get());
+    links.push_back(std::move(link));
+  }
+  engine_ = std::make_unique<engine::Engine>(std::move(links));
+  engine_->start();
+  if (!remote.empty()) watch(std::move(remote));
+}
+
+// Rank r of the links is remote[r - 1]: rank 0 is this process.
+void Serving::watch(std::vector<engine::RemoteLink*> remote) {
+  exchange::Control& control = ranks_.processes()->control();
+  control.on_frame([remote](int from, uint32_t type, const exchange::Bytes& payload) {
+    engine::RemoteLink& link = *remote[static_cast<size_t>(from) - 1];
+    if (type != kEngineFrame || !link.on_frame(payload).is_ok()) link.on_closed();
+  });
+  control.on_death([remote](int rank) {
+    if (rank > 0) remote[static_cast<size_t>(rank) - 1]->on_closed();
+  });
+}
+
+Serving::~Serving() {
+  if (engine_) (void)finish();
+}
+
+Status Serving::finish() {
+  engine_->stop();
+  Status status = engine_->join();
+  if (exchange::ProcessGroup* processes = ranks_.processes()) {
+    processes->control().on_frame(nullptr);
+    processes->control().on_death(nullptr);
+    const Status closed = processes->close(seconds(kGraceSeconds));
+    if (status.is_ok()) status = closed;
+  }
+  engine_.reset();
+  return status;
+}
+
+Status serve_rank(Ranks& ranks) {
+  exchange::Control& control = ranks.processes()->control();
+  engine::RemoteRank rank(
+      *ranks.local()[0].model, engine_options(ranks.options()),
+      [&control](std::span<const std::byte> frame) { control.send(0, kEngineFrame, frame); });
+  rank.start();
+  control.on_frame([&rank](int /*from*/, uint32_t type, const exchange::Bytes& payload) {
+    if (type != kEngineFrame || !rank.on_frame(payload).is_ok()) rank.on_closed();
+  });
+  control.on_death([&rank](int dead) {
+    if (dead == 0) rank.on_closed();
+  });
+  const Status status = rank.join();
+  control.on_frame(nullptr);
+  control.on_death(nullptr);
+  return status;
 }
 
 }  // namespace sortie::cli

@@ -1,14 +1,32 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "cli/ranks.h"
 #include "engine/group.h"
 
 namespace sortie::cli {
 
-// The engine over all ranks of the group, started. Only in the front's process.
-std::unique_ptr<engine::Engine> start_engine(Ranks& ranks);
+// The engine over all ranks of the group, wherever they run; started, stopped at the end of its
+// life. Only in the front's process.
+class Serving {
+ public:
+  explicit Serving(Ranks& ranks);
+  ~Serving();
+  Serving(const Serving&) = delete;
+  Serving& operator=(const Serving&) = delete;
+
+  engine::Engine& engine() { return *engine_; }
+  // Stops the ranks and waits for them: ok, or why one of them failed.
+  Status finish();
+
+ private:
+  void watch(std::vector<engine::RemoteLink*> links);
+
+  Ranks& ranks_;
+  std::unique_ptr<engine::Engine> engine_;
+};
 
 // A rank whose front is in another process: serves until the front stops it.
 Status serve_rank(Ranks& ranks);

@@ -6,7 +6,9 @@ namespace sortie::cli {
 
 TextStream::TextStream(std::shared_ptr<const text::Tokenizer> tokenizer,
                        std::vector<std::string> stop)
-    : detokeniser_(std::move(tokenizer), /*skip_special=*/true), stop_(std::move(stop)) {}
+    : tokenizer_(std::move(tokenizer)), stop_(std::move(stop)) {
+  if (tokenizer_) detokeniser_.emplace(*tokenizer_, /*skip_special=*/true);
+}
 
 uint64_t TextStream::submit(engine::Engine& engine, engine::Request request) {
   engine_ = &engine;
@@ -30,17 +32,15 @@ void TextStream::on_event(const engine::Event& event) {
   const bool last = event.finish != engine::FinishReason::kNone;
   const std::lock_guard lock(mutex_);
   TextEvent piece{.event = event};
-  if (!stop_.matched()) {
-    if (event.token >= 0) piece.text = stop_.push(detokeniser_.push(event.token));
-    if (last && !stop_.matched()) piece.text += stop_.push(detokeniser_.finish());
-    if (last && !stop_.matched()) piece.text += stop_.finish();
-    if (stop_.matched() && !last) engine_->cancel(event.request);
+  if (detokeniser_ && stop_.matched() < 0) {
+    if (event.token >= 0) piece.text = stop_.push(detokeniser_->push(event.token));
+    if (last) piece.text += stop_.push(detokeniser_->finish());
+    if (last && stop_.matched() < 0) piece.text += stop_.finish();
+    if (stop_.matched() >= 0 && !last) engine_->cancel(event.request);
   }
-  if (stop_.matched()) {
-    piece.stopped_by_string = true;
-    if (last && event.finish == engine::FinishReason::kCancelled) {
-      piece.event.finish = engine::FinishReason::kStop;
-    }
+  piece.stopped_by_string = stop_.matched() >= 0;
+  if (piece.stopped_by_string && event.finish == engine::FinishReason::kCancelled) {
+    piece.event.finish = engine::FinishReason::kStop;
   }
   pieces_.push_back(std::move(piece));
   changed_.notify_one();

@@ -5,11 +5,13 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/group.h"
 #include "text/detokeniser.h"
+#include "text/stop_matcher.h"
 #include "text/tokenizer.h"
 
 namespace sortie::cli {
@@ -37,7 +39,8 @@ class TextStream : public std::enable_shared_from_this<TextStream> {
   void on_event(const engine::Event& event);
 
   engine::Engine* engine_ = nullptr;
-  text::Detokeniser detokeniser_;
+  const std::shared_ptr<const text::Tokenizer> tokenizer_;  // null: ids alone
+  std::optional<text::Detokeniser> detokeniser_;
   text::StopMatcher stop_;
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -147,6 +147,13 @@ ops::LatentCache Model::cache(int layer) {
   return {reinterpret_cast<float*>(latents_.data()) + layer * floats, options_.page_size, width};
 }
 
+void Model::fill_cache() {
+  auto* floats = reinterpret_cast<float*>(latents_.data());
+  for (size_t i = 0; i < latents_.size() / sizeof(float); ++i) {
+    floats[i] = static_cast<float>(i * 2654435761u % 255) / 255.0f - 0.5f;
+  }
+}
+
 void Model::record_amax(bool on) {
   record_amax_ = on;
   const std::vector<std::array<float, 2>> none(static_cast<size_t>(config_.n_routed_experts));

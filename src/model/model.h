@@ -75,6 +75,9 @@ class Model {
   void record_amax(bool on);
   const ExpertAmax& expert_amax() const { return amax_; }
 
+  // Writes small finite values all over the cache: for benchmarks at depth.
+  void fill_cache();
+
   StepTimes& times() { return times_; }
 
  private:

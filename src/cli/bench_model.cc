@@ -1,0 +1,286 @@
+#include "cli/bench_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "backends/cpu/isa.h"
+#include "cli/bandwidth.h"
+#include "cli/sequence.h"
+#include "exchange/local.h"
+#include "model/model.h"
+#include "model/plan.h"
+#include "model/random_checkpoint.h"
+
+namespace sortie::cli {
+
+namespace {
+
+using model::StepTimes;
+
+// DeepSeek-V2-Lite's config.json values.
+model::Config v2_lite() {
+  model::Config c;
+  c.model_type = "deepseek_v2";
+  c.vocab_size = 102400;
+  c.hidden_size = 2048;
+  c.intermediate_size = 10944;
+  c.moe_intermediate_size = 1408;
+  c.num_hidden_layers = 27;
+  c.num_attention_heads = 16;
+  c.n_shared_experts = 2;
+  c.n_routed_experts = 64;
+  c.num_experts_per_tok = 6;
+  c.first_k_dense_replace = 1;
+  c.kv_lora_rank = 512;
+  c.qk_nope_head_dim = 128;
+  c.qk_rope_head_dim = 64;
+  c.v_head_dim = 128;
+  c.rope_scaling = {.factor = 40, .mscale = 0.707, .mscale_all_dim = 0.707};
+  c.max_position_embeddings = 163840;
+  return c;
+}
+
+struct Form {
+  model::Dialect dialect;
+  model::Formats formats;
+};
+
+Result<Form> parse_form(const std::string& name) {
+  using model::Dialect;
+  using quant::Format;
+  if (name == "bf16") return Form{Dialect::kBf16, {}};
+  if (name == "fp8_block") return Form{Dialect::kFp8Block, {Format::kFp8Block, Format::kFp8Block}};
+  if (name == "w8a8_int8") {
+    return Form{Dialect::kCompressedTensorsInt8, {Format::kW8A8Int8, Format::kW8A8Int8}};
+  }
+  if (name == "w4afp8") return Form{Dialect::kW4Afp8, {Format::kW4Afp8, Format::kFp8Block}};
+  return Status::usage(
+      fmt::format("--format {} is unknown: take bf16, fp8_block, w4afp8 or w8a8_int8", name));
+}
+
+// One rank of the bench, all in this process.
+struct BenchRank {
+  std::unique_ptr<ThreadPool> threads;
+  std::unique_ptr<exchange::Exchange> exchange;
+  std::unique_ptr<model::Model> model;
+  std::vector<Sequence> sequences;
+};
+
+class Bench {
+ public:
+  static constexpr int64_t kPage = 64;
+
+  Status open(const BenchModelOptions& o) {
+    options_ = o;
+    ASSIGN_OR_RETURN(form_, parse_form(o.format));
+    if (o.shape == "v2-lite") {
+      config_ = v2_lite();
+    } else {
+      ASSIGN_OR_RETURN(config_, model::load_config(o.shape));
+    }
+    if (o.layers > 0) config_.num_hidden_layers = std::min(config_.num_hidden_layers, o.layers);
+    config_.num_nextn_predict_layers = 0;
+    if (o.ep_size < 1 || config_.n_routed_experts % o.ep_size != 0) {
+      return Status::usage(fmt::format("--ep-size {} does not divide {} experts", o.ep_size,
+                                       config_.n_routed_experts));
+    }
+    threads_ = o.threads > 0 ? o.threads : std::max(1, available_cpus() / o.ep_size);
+    const int batch = *std::max_element(o.batch.begin(), o.batch.end());
+    const int depth = *std::max_element(o.depth.begin(), o.depth.end());
+    context_ = std::max(depth + o.steps + 8, o.prefill);
+    ASSIGN_OR_RETURN(const cpu::Isa isa, cpu::choose_isa());
+    const exchange::Options exchange_options{
+        .experts = config_.n_routed_experts,
+        .topk = config_.num_experts_per_tok,
+        .hidden = config_.hidden_size,
+        .widest_row_bytes = quant::act_row_bytes(quant::ActFormat::kF32, config_.hidden_size),
+        .max_dispatch_tokens = batch,
+        .max_normal_tokens = std::max(batch, o.prefill)};
+    auto group = exchange::make_local_group(o.ep_size, exchange_options.window_bytes(o.ep_size));
+    const auto pages = static_cast<int32_t>(Sequence::pages(context_, kPage)) * batch;
+    for (int r = 0; r < o.ep_size; ++r) {
+      ASSIGN_OR_RETURN(auto weights,
+                       model::random_weights(config_, form_.dialect, r, o.ep_size, 1));
+      BenchRank& rank = ranks_.emplace_back();
+      rank.threads = std::make_unique<ThreadPool>(threads_);
+      rank.exchange = exchange::make_exchange(group[static_cast<size_t>(r)], exchange_options);
+      rank.model = std::make_unique<model::Model>(config_, std::move(weights), cpu::backend(isa),
+                                                  *rank.threads, *rank.exchange,
+                                                  model::ModelOptions{.page_size = kPage,
+                                                                      .pages = pages,
+                                                                      .decode_segment = 1024,
+                                                                      .context_length = context_});
+      rank.model->fill_cache();
+    }
+    return Status::ok();
+  }
+
+  // One step on every rank: `rows` tokens each, as decode rows of as many requests at `depth`, or
+  // as one prompt. Returns the seconds of the slowest rank.
+  Result<double> step(int rows, int depth, bool prefill) {
+    std::vector<Status> results(ranks_.size());
+    std::vector<std::thread> threads;
+    const TimePoint start = Clock::now();
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      threads.emplace_back([&, r] { results[r] = run(ranks_[r], rows, depth, prefill).status(); });
+    }
+    for (std::thread& t : threads) t.join();
+    for (const Status& s : results) RETURN_IF_ERROR(s);
+    ++count_;
+    return to_seconds(Clock::now() - start);
+  }
+
+  StepTimes take_times() {
+    const StepTimes times = ranks_[0].model->times();
+    for (BenchRank& r : ranks_) r.model->times().clear();
+    return times;
+  }
+  int threads() const { return threads_; }
+  int moe_layers() const {
+    int n = 0;
+    for (int i = 0; i < config_.num_hidden_layers; ++i) n += config_.is_moe_layer(i) ? 1 : 0;
+    return n;
+  }
+  const model::Config& config() const { return config_; }
+  model::MemoryPlan plan() const { return model::memory_plan(config_, form_.formats); }
+
+ private:
+  Result<model::Model::Output> run(BenchRank& rank, int rows, int depth, bool prefill) {
+    model::Step step;
+    std::vector<Sequence> sequences;
+    std::vector<int32_t> ids(static_cast<size_t>(rows));
+    for (size_t i = 0; i < ids.size(); ++i) {
+      // Other tokens each step, so that other experts are hit.
+      ids[i] = static_cast<int32_t>((count_ * 7919 + static_cast<int64_t>(i) * 104729 + 13) %
+                                    config_.vocab_size);
+    }
+    const auto pages = static_cast<int32_t>(Sequence::pages(context_, kPage));
+    for (int i = 0; i < (prefill ? 1 : rows); ++i) {
+      sequences.emplace_back(i * pages, context_, kPage);
+      sequences.back().skip(depth);
+    }
+    for (size_t i = 0; i < sequences.size(); ++i) {
+      sequences[i].append(step,
+                          prefill ? std::span<const int32_t>(ids) : std::span(ids).subspan(i, 1),
+                          prefill, false);
+    }
+    return rank.model->forward(step);
+  }
+
+  BenchModelOptions options_;
+  Form form_{};
+  model::Config config_;
+  int threads_ = 1;
+  int64_t context_ = 0;
+  int64_t count_ = 0;
+  std::vector<BenchRank> ranks_;
+};
+
+double median(std::vector<double> v) {
+  std::nth_element(v.begin(), v.begin() + static_cast<int64_t>(v.size() / 2), v.end());
+  return v[v.size() / 2];
+}
+
+// The parts of a step in ms (or us a layer), by rank 0.
+std::string parts(const StepTimes& times, double scale) {
+  std::string text;
+  for (int p = 0; p < StepTimes::kParts; ++p) {
+    text += fmt::format(" {} {:.2f}", StepTimes::name(static_cast<StepTimes::Part>(p)),
+                        times.seconds[static_cast<size_t>(p)] * scale /
+                            static_cast<double>(std::max<int64_t>(1, times.steps)));
+  }
+  return text;
+}
+
+struct Timed {
+  double seconds;
+  double read_gbs;
+  StepTimes times;
+};
+
+// Steps and read-bandwidth tests in turn: the machine's memory may change its pace meanwhile.
+Result<Timed> measure(Bench& bench, int rows, int depth, bool prefill, int steps, int ranks) {
+  RETURN_IF_ERROR(bench.step(rows, depth, prefill).status());
+  (void)bench.take_times();
+  std::vector<double> seconds;
+  std::vector<double> gbs;
+  for (int i = 0; i < steps; ++i) {
+    ASSIGN_OR_RETURN(const double s, bench.step(rows, depth, prefill));
+    seconds.push_back(s);
+    if (i % 4 == 0) gbs.push_back(measure_read_bandwidth(bench.threads() * ranks));
+  }
+  return Timed{median(seconds), median(gbs), bench.take_times()};
+}
+
+}  // namespace
+
+Status bench_decode(const BenchModelOptions& o) {
+  Bench bench;
+  RETURN_IF_ERROR(bench.open(o));
+  const model::MemoryPlan plan = bench.plan();
+  for (const int depth : o.depth) {
+    for (const int batch : o.batch) {
+      ASSIGN_OR_RETURN(const Timed t, measure(bench, batch, depth, false, o.steps, o.ep_size));
+      // At batch 1 the bytes are known; a batch shares experts that chance decides.
+      const double bytes = static_cast<double>(plan.bytes_per_token) +
+                           static_cast<double>(plan.cache_bytes_per_token) * depth;
+      const bool alone = batch == 1 && o.ep_size == 1;
+      const double rate = batch * o.ep_size / t.seconds;
+      if (o.json) {
+        fmt::print("{}\n", nlohmann::ordered_json{{"bench", "decode"},
+                                                  {"shape", o.shape},
+                                                  {"format", o.format},
+                                                  {"ep_size", o.ep_size},
+                                                  {"batch", batch},
+                                                  {"depth", depth},
+                                                  {"ms", 1e3 * t.seconds},
+                                                  {"tokens_per_second", rate},
+                                                  {"bytes_per_token", bytes},
+                                                  {"read_gbs", t.read_gbs}}
+                               .dump());
+        continue;
+      }
+      fmt::print("decode {} {} batch {:3} depth {:5}: {:8.2f} ms  {:7.1f} tokens/s", o.shape,
+                 o.format, batch, depth, 1e3 * t.seconds, rate);
+      if (alone) {
+        const double gbs = bytes / t.seconds * 1e-9;
+        fmt::print("  {:.1f} GB/s = {:.0f} % of {:.1f} GB/s read", gbs, 100 * gbs / t.read_gbs,
+                   t.read_gbs);
+      }
+      fmt::print("\n   ms:{}\n", parts(t.times, 1e3));
+    }
+  }
+  if (o.prefill > 0) {
+    ASSIGN_OR_RETURN(const Timed t, measure(bench, o.prefill, 0, true, 2, o.ep_size));
+    fmt::print("prefill {} {} {} tokens: {:.1f} ms  {:.1f} tokens/s\n   ms:{}\n", o.shape, o.format,
+               o.prefill, 1e3 * t.seconds, o.prefill * o.ep_size / t.seconds, parts(t.times, 1e3));
+  }
+  return Status::ok();
+}
+
+Status bench_moe(const BenchModelOptions& o) {
+  Bench bench;
+  RETURN_IF_ERROR(bench.open(o));
+  const int layers = bench.moe_layers();
+  if (layers == 0) return Status::usage("bench moe needs a shape with MoE layers: raise --layers");
+  for (const int tokens : o.batch) {
+    ASSIGN_OR_RETURN(const Timed t, measure(bench, tokens, 0, false, o.steps, o.ep_size));
+    double sum = 0;
+    std::string text;
+    for (const auto part :
+         {StepTimes::kRoute, StepTimes::kDispatch, StepTimes::kGemm, StepTimes::kCombine}) {
+      const double us = t.times.seconds[part] * 1e6 / static_cast<double>(t.times.steps * layers);
+      sum += us;
+      text += fmt::format("  {} {:.1f}", StepTimes::name(part), us);
+    }
+    fmt::print("moe {} {} ep {} {:4} tokens a rank: {:8.1f} us a layer:{}\n", o.shape, o.format,
+               o.ep_size, tokens, sum, text);
+  }
+  return Status::ok();
+}
+
+}  // namespace sortie::cli

@@ -1,0 +1,301 @@
+// The program as its users meet it: what it prints, how it ends, what it leaves behind.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <thread>
+
+#include "cli/process_test_util.h"
+
+namespace sortie::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::string kData = SORTIE_SOURCE_DIR "/tests/data/";
+const std::string kMini = SORTIE_SOURCE_DIR "/models/mini";
+const std::string kIds = "5,17,300,42,99,7,255,128,31";
+
+void expect_error(const Finished& f, int code, const std::vector<std::string>& words) {
+  EXPECT_EQ(f.code, code) << f.err;
+  for (const std::string& w : words)
+    EXPECT_NE(f.err.find(w), std::string::npos) << "no '" << w << "' in: " << f.err;
+  // One sentence: one line, and nothing of it on stdout.
+  EXPECT_EQ(std::count(f.err.begin(), f.err.end(), '\n'), 1) << f.err;
+  EXPECT_TRUE(f.out.empty()) << f.out;
+}
+
+TEST(Command, WrongFlagsNameTheNearest) {
+  expect_error(run_sortie({"run", kMini, "--ep-sise", "2"}), 2, {"--ep-sise", "--ep-size"});
+  expect_error(run_sortie({"rum"}), 2, {"rum", "run"});
+  expect_error(run_sortie({"run"}), 2, {"MODEL"});
+  expect_error(run_sortie({}), 2, {"sortie"});
+  expect_error(run_sortie({"run", kMini, "--quiet"}), 2, {"-p"});
+  expect_error(run_sortie({"run", kMini, "-p", "x", "--ep-size", "3"}), 2,
+               {"--ep-size 3", "power of two"});
+  expect_error(run_sortie({"run", kMini, "-p", "x", "--ep-size", "64"}), 2, {"16 experts"});
+  expect_error(run_sortie({"run", kMini, "-p", "x", "--quantization", "nvfp4"}), 2,
+               {"nvfp4", "w4afp8"});
+  expect_error(run_sortie({"run", kMini, "-p", "x", "--max-new-tokens", "-1"}), 2,
+               {"--max-new-tokens"});
+  expect_error(run_sortie({"run", kMini, "-p", "x"}, {"SORTIE_ISA=sse9"}), 2,
+               {"SORTIE_ISA", "sse9"});
+  EXPECT_EQ(run_sortie({"--help"}).code, 0);
+  EXPECT_EQ(run_sortie({"run", "--help"}).code, 0);
+  EXPECT_EQ(run_sortie({"--version"}).out.substr(0, 7), "sortie ");
+}
+
+TEST(Command, WrongPathsAreNamed) {
+  expect_error(run_sortie({"run", "/no/such/model", "-p", "x"}), 1, {"/no/such/model"});
+  expect_error(run_sortie({"eval", "goldens", kMini, "/no/golden.json"}), 2, {"/no/golden.json"});
+  expect_error(run_sortie({"eval", "gsm8k", kMini, "--data", "/no/data.jsonl"}), 2,
+               {"/no/data.jsonl"});
+  expect_error(run_sortie({"quantize", "/no/such/model", "/tmp/x", "--format", "w4afp8"}), 1,
+               {"/no/such/model"});
+}
+
+// A copy of a small checkpoint that a test may damage.
+struct Damaged {
+  TemporaryFolder folder;
+  std::string file = folder / "model.safetensors";
+  Damaged() {
+    for (const auto& f : fs::directory_iterator(kData + "formats/bf16")) {
+      fs::copy(f.path(), folder / f.path().filename().string());
+    }
+    fs::permissions(file, fs::perms::owner_all);
+  }
+};
+
+TEST(Command, TruncatedAndLyingFiles) {
+  for (const uintmax_t size : {uintmax_t{0}, uintmax_t{4}, uintmax_t{100}, uintmax_t{500'000}}) {
+    Damaged d;
+    fs::resize_file(d.file, size);
+    expect_error(run_sortie({"run", d.folder.path(), "--ids", kIds, "--quiet"}), 1,
+                 {"model.safetensors"});
+  }
+  Damaged d;
+  std::ofstream(d.folder / "config.json") << R"({"model_type": "deepseek_v3", "hidden_size": -1})";
+  expect_error(run_sortie({"run", d.folder.path(), "--ids", kIds, "--quiet"}), 1, {"hidden_size"});
+  std::ofstream(d.folder / "config.json") << "{";
+  expect_error(run_sortie({"run", d.folder.path(), "--ids", kIds, "--quiet"}), 1, {"config.json"});
+}
+
+TEST(Command, PromptsThatDoNotFit) {
+  const std::string model = kData + "formats/bf16";
+  expect_error(run_sortie({"run", model, "--ids", kIds, "--quiet", "--context-length", "8"}), 1,
+               {"9", "8"});
+  expect_error(run_sortie({"run", model, "--ids", "5,9999", "--quiet"}), 1, {"9999", "512"});
+  expect_error(run_sortie({"run", model, "--ids", "5,-3", "--quiet"}), 1, {"-3"});
+  const Finished none =
+      run_sortie({"run", model, "--ids", "5", "--quiet", "--max-new-tokens", "0"});
+  EXPECT_EQ(none.code, 0) << none.err;
+  EXPECT_EQ(none.out, "\n");
+  const Finished cut = run_sortie({"run", model, "--ids", kIds, "--quiet", "--context-length", "12",
+                                   "--max-new-tokens", "100", "--ignore-eos"});
+  EXPECT_EQ(cut.code, 0) << cut.err;
+  EXPECT_EQ(std::count(cut.out.begin(), cut.out.end(), ' '), 3) << cut.out;
+}
+
+std::string logprobs(std::vector<std::string> more) {
+  std::vector<std::string> arguments = {"run",        "--ids",          kIds, "--quiet",
+                                        "--logprobs", "--top-logprobs", "20", "--max-new-tokens",
+                                        "12",         "--ignore-eos"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  const Finished f = run_sortie(arguments);
+  EXPECT_EQ(f.code, 0) << f.err;
+  EXPECT_EQ(std::count(f.out.begin(), f.out.end(), '\n'), 13) << f.out;
+  return f.out;
+}
+
+// Log-probabilities are printed with the 9 digits that tell any two floats apart.
+TEST(Command, RanksAsThreadsAndAsProcessesGiveTheSameBits) {
+  for (const std::string form : {"bf16", "fp8_block", "w4afp8", "w8a8_compressed_tensors"}) {
+    const std::string model = kData + "formats/" + form;
+    const std::string alone = logprobs({model});
+    EXPECT_EQ(alone, logprobs({model, "--ep-size", "2"})) << form;
+#if SORTIE_HAS_UCX
+    EXPECT_EQ(alone, logprobs({model, "--ep-size", "2", "--moe-a2a-backend", "ucx"})) << form;
+    EXPECT_EQ(alone, logprobs({model, "--ep-size", "4", "--moe-a2a-backend", "ucx", "--deepep-mode",
+                               "normal"}))
+        << form;
+    EXPECT_EQ(alone, logprobs({model, "--ep-size", "4", "--moe-a2a-backend", "ucx", "--deepep-mode",
+                               "low_latency"}))
+        << form;
+#endif
+    EXPECT_EQ(alone, logprobs({model, "--threads", "1", "--chunked-prefill-size", "2"})) << form;
+  }
+}
+
+TEST(Command, QuantizedFolderEqualsQuantisingWhileLoading) {
+  const std::string model = kData + "formats/bf16";
+  const std::string calibrate = kData + "formats/calibrate.jsonl";
+  const std::vector<std::vector<std::string>> forms = {{"w4afp8"},
+                                                       {"w4afp8", "--calibrate", calibrate},
+                                                       {"w4afp8", "--dense", "fp8_block"},
+                                                       {"w8a8_int8"},
+                                                       {"fp8_block"}};
+  for (const auto& form : forms) {
+    TemporaryFolder folder;
+    const std::string out = folder / "quantised";
+    std::vector<std::string> quantize = {"quantize", model, out, "--quiet", "--format"};
+    quantize.insert(quantize.end(), form.begin(), form.end());
+    const Finished f = run_sortie(quantize);
+    ASSERT_EQ(f.code, 0) << f.err;
+    std::vector<std::string> load = {model, "--quantization"};
+    load.insert(load.end(), form.begin(), form.end());
+    EXPECT_EQ(logprobs({out}), logprobs(load)) << form[0];
+    // A second time would overwrite.
+    EXPECT_EQ(run_sortie(quantize).code, 2);
+    EXPECT_FALSE(fs::exists(out + ".partial"));
+  }
+}
+
+TEST(Command, AFileAndAFlagThatDisagreeAreAnError) {
+  expect_error(run_sortie({"run", kData + "formats/w4afp8", "--ids", kIds, "--quiet",
+                           "--quantization", "w8a8_int8"}),
+               2, {"w4afp8", "w8a8_int8"});
+}
+
+TEST(Command, SeededSamplingRepeats) {
+  const std::vector<std::string> arguments = {"run",     kData + "formats/bf16",
+                                              "--ids",   kIds,
+                                              "--quiet", "--temperature",
+                                              "1",       "--top-p",
+                                              "0.9",     "--top-k",
+                                              "50",      "--max-new-tokens",
+                                              "20",      "--ignore-eos"};
+  auto seeded = [&](const std::string& seed) {
+    auto a = arguments;
+    a.insert(a.end(), {"--random-seed", seed});
+    return run_sortie(a).out;
+  };
+  EXPECT_EQ(seeded("1"), seeded("1"));
+  EXPECT_NE(seeded("1"), seeded("2"));
+}
+
+std::set<std::string> shared_memory() {
+  std::set<std::string> names;
+  for (const auto& f : fs::directory_iterator("/dev/shm")) names.insert(f.path().filename());
+  std::ifstream segments("/proc/sysvipc/shm");
+  for (std::string line; std::getline(segments, line);) names.insert("sysv " + line.substr(0, 22));
+  return names;
+}
+
+#if SORTIE_HAS_UCX
+TEST(Command, AKilledRankIsNamedAndNothingIsLeft) {
+  const std::set<std::string> before = shared_memory();
+  SortieProcess process({"run", kMini, "-p", "Question: What is 3+4?\nAnswer:", "--quiet",
+                         "--ep-size", "2", "--moe-a2a-backend", "ucx", "--ignore-eos",
+                         "--max-new-tokens", "1900"});
+  ASSERT_TRUE(process.wait_for_output(20, seconds(60)));
+  const std::vector<pid_t> ranks = process.children();
+  ASSERT_EQ(ranks.size(), 1u);
+  kill(ranks[0], SIGKILL);
+  const Finished f = process.finish(seconds(15));
+  EXPECT_EQ(f.code, 1) << f.err;
+  EXPECT_NE(f.err.find("rank 1"), std::string::npos) << f.err;
+  EXPECT_EQ(std::count(f.err.begin(), f.err.end(), '\n'), 1) << f.err;
+  EXPECT_EQ(shared_memory(), before);
+}
+
+TEST(Command, AKilledFrontTakesItsRanksAlong) {
+  const std::set<std::string> before = shared_memory();
+  std::vector<pid_t> ranks;
+  {
+    SortieProcess process({"run", kMini, "-p", "Question:", "--quiet", "--ep-size", "4",
+                           "--moe-a2a-backend", "ucx", "--ignore-eos", "--max-new-tokens", "1900"});
+    ASSERT_TRUE(process.wait_for_output(10, seconds(60)));
+    ranks = process.children();
+    EXPECT_EQ(ranks.size(), 3u);
+  }
+  const Deadline deadline(seconds(10));
+  for (const pid_t rank : ranks) {
+    while (kill(rank, 0) == 0 && fs::exists("/proc/" + std::to_string(rank) + "/exe") &&
+           !deadline.passed()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  }
+  EXPECT_FALSE(deadline.passed()) << "a rank outlived its front";
+  EXPECT_EQ(shared_memory(), before);
+}
+#endif
+
+TEST(Command, InterruptEndsTheRun) {
+  for (const std::string exchange : {"local", SORTIE_HAS_UCX ? "ucx" : "local"}) {
+    const std::set<std::string> before = shared_memory();
+    SortieProcess process({"run", kMini, "-p", "Question:", "--quiet", "--ep-size", "2",
+                           "--moe-a2a-backend", exchange, "--ignore-eos", "--max-new-tokens",
+                           "1900"});
+    ASSERT_TRUE(process.wait_for_output(10, seconds(60)));
+    kill(process.pid(), SIGINT);
+    const Finished f = process.finish(seconds(10));
+    EXPECT_EQ(f.code, 1) << exchange << ": " << f.err;
+    EXPECT_NE(f.err.find("signal"), std::string::npos) << f.err;
+    EXPECT_EQ(shared_memory(), before);
+  }
+}
+
+TEST(Command, TextCommandsNeedOnlyTheirFiles) {
+  TemporaryFolder folder;
+  fs::copy(kMini + "/tokenizer.json", folder / "tokenizer.json");
+  fs::copy(kMini + "/tokenizer_config.json", folder / "tokenizer_config.json");
+  expect_error(run_sortie({"run", folder.path(), "-p", "x"}), 1, {"config.json"});
+  EXPECT_EQ(run_sortie({"tokenize", folder.path()}).code, 0);
+}
+
+TEST(Command, DoctorNamesTheMachineAndThePlan) {
+  const Finished machine = run_sortie({"doctor"});
+  EXPECT_EQ(machine.code, 0) << machine.err;
+  EXPECT_NE(machine.out.find("read bandwidth"), std::string::npos);
+  const Finished model = run_sortie({"doctor", kMini, "--ep-size", "2"});
+  EXPECT_EQ(model.code, 0) << model.err;
+  EXPECT_NE(model.out.find("8 experts each"), std::string::npos) << model.out;
+}
+
+// Every golden, on each instruction set of this processor and on the reference.
+struct GoldenCase {
+  std::string folder;
+  std::string file;
+};
+class Goldens : public testing::TestWithParam<std::string> {};
+
+TEST_P(Goldens, AllPass) {
+  const std::vector<GoldenCase> cases = {
+      {kData + "tiny/v3-yarn", "golden.safetensors"},
+      {kData + "tiny/v2-lite", "golden.safetensors"},
+      {kData + "tiny/v2-group", "golden.safetensors"},
+      {kData + "formats/bf16", "golden.safetensors"},
+      {kData + "formats/fp8_block", "golden.safetensors"},
+      {kData + "formats/w4afp8", "golden.safetensors"},
+      {kData + "formats/w8a8_compressed_tensors", "golden.safetensors"},
+      {kMini, "golden.json"}};
+  const bool reference = GetParam() == "reference";
+  for (const GoldenCase& c : cases) {
+    // The reference walks mini's prompts in a minute; a run of its own does that (make eval).
+    if (c.folder == kMini && (reference || std::getenv("SORTIE_TEST_SHORT") != nullptr)) continue;
+    const Finished f = run_sortie({"eval", "goldens", c.folder, c.folder + "/" + c.file, "--quiet",
+                                   "--device", reference ? "reference" : "cpu"},
+                                  reference ? std::vector<std::string>{}
+                                            : std::vector<std::string>{"SORTIE_ISA=" + GetParam()},
+                                  300);
+    if (f.code == 2 && f.err.find("SORTIE_ISA") != std::string::npos) GTEST_SKIP() << f.err;
+    EXPECT_EQ(f.code, 0) << c.folder << "\n" << f.out << f.err;
+    EXPECT_NE(f.out.find("pass\n"), std::string::npos) << f.out;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, Goldens, testing::Values("reference", "generic", "avx512"),
+                         [](const auto& info) { return info.param; });
+
+// The judge itself: another model's goldens must fail.
+TEST(Command, GoldensOfAnotherModelFail) {
+  const Finished f = run_sortie({"eval", "goldens", kData + "tiny/v2-lite",
+                                 kData + "tiny/v2-group/golden.safetensors", "--quiet"});
+  EXPECT_EQ(f.code, 1);
+  EXPECT_NE(f.out.find("FAIL"), std::string::npos) << f.out;
+}
+
+}  // namespace
+}  // namespace sortie::cli

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+
+namespace sortie::cli {
+
+// How a `sortie` process ended.
+struct Finished {
+  int code = -1;  // exit code, or 128 + signal; -1 if it had to be killed at the deadline
+  std::string out;
+  std::string err;
+};
+
+// A running `sortie` with its output in temporary files.
+class SortieProcess {
+ public:
+  explicit SortieProcess(const std::vector<std::string>& arguments,
+                         const std::vector<std::string>& environment = {});
+  ~SortieProcess();
+  SortieProcess(const SortieProcess&) = delete;
+  SortieProcess& operator=(const SortieProcess&) = delete;
+
+  pid_t pid() const { return pid_; }
+  std::vector<pid_t> children() const;
+  // Waits until stdout holds at least so many bytes.
+  bool wait_for_output(size_t bytes, Duration most) const;
+  Finished finish(Duration most);
+
+ private:
+  std::string folder_;
+  pid_t pid_ = -1;
+};
+
+Finished run_sortie(const std::vector<std::string>& arguments,
+                    const std::vector<std::string>& environment = {}, double seconds_most = 120);
+
+// A folder that is gone with its object.
+class TemporaryFolder {
+ public:
+  TemporaryFolder();
+  ~TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+}  // namespace sortie::cli
