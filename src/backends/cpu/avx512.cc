@@ -1,0 +1,285 @@
+// The AVX-512 set: gemm's formats lie in files of their own, everything else is here.
+#include <immintrin.h>
+
+#include "backends/cpu/avx512_gemm.h"
+#include "backends/cpu/kernels.h"
+
+namespace sortie::cpu {
+namespace {
+
+using quant::Format;
+
+inline __mmask16 first_lanes(int64_t n) {
+  return n >= 16 ? static_cast<__mmask16>(0xffff) : static_cast<__mmask16>((1U << n) - 1U);
+}
+inline __m512 load(const float* x, int64_t left) {
+  return left >= 16 ? _mm512_loadu_ps(x) : _mm512_maskz_loadu_ps(first_lanes(left), x);
+}
+inline void store(float* x, __m512 v, int64_t left) {
+  if (left >= 16) {
+    _mm512_storeu_ps(x, v);
+  } else {
+    _mm512_mask_storeu_ps(x, first_lanes(left), v);
+  }
+}
+// Halves folded until one lane is left.
+inline float lane_sum(__m512 v) {
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+  __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  quarter = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
+  return _mm_cvtss_f32(_mm_add_ss(quarter, _mm_movehdup_ps(quarter)));
+}
+
+// e^x within about 1 ulp: x = n ln 2 + r, |r| <= ln 2 / 2, e^r = 1 + r + r^2 q(r) with q of degree
+// 4 (Chebyshev fit, relative error 1.1e-8), times 2^n. Below -104 the result is 0, above 88.73
+// infinite; NaN stays.
+inline __m512 exp(__m512 x) {
+  // min and max return their second operand if one is NaN.
+  x = _mm512_min_ps(_mm512_set1_ps(89.0f), _mm512_max_ps(_mm512_set1_ps(-105.0f), x));
+  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(0x1.715476p+0f)),
+                                        _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0x1.62e4p-1f), x);
+  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0x1.7f7d1cp-20f), r);
+  __m512 q = _mm512_set1_ps(0x1.6d117cp-10f);
+  q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0x1.120be2p-7f));
+  q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0x1.555518p-5f));
+  q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0x1.5554dcp-3f));
+  q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0.5f));
+  // 1 + (r + r^2 q): the small terms first, so that one rounding decides the last bit.
+  const __m512 small = _mm512_fmadd_ps(_mm512_mul_ps(r, r), q, r);
+  return _mm512_scalef_ps(_mm512_add_ps(_mm512_set1_ps(1.0f), small), n);
+}
+
+int64_t prepared_bytes(Format format, int64_t k) {
+  const int64_t padded = (k + quant::kGroup - 1) / quant::kGroup * quant::kGroup;
+  switch (format) {
+    case Format::kW8A8Int8:
+      return padded;
+    case Format::kFp8Block:
+    case Format::kW4Afp8:
+      return 2 * padded;
+    default:
+      return 0;
+  }
+}
+
+void gemm(const Panel& p) {
+  switch (p.format) {
+    case Format::kF32:
+      return avx512_gemm_f32(p);
+    case Format::kBf16:
+      return avx512_gemm_bf16(p);
+    case Format::kFp8Block:
+      return avx512_gemm_fp8_block(p);
+    case Format::kW4Afp8:
+      return avx512_gemm_w4afp8(p);
+    case Format::kW8A8Int8:
+      return avx512_gemm_w8a8(p);
+  }
+}
+
+template <bool kBf16>
+inline __m512 load_b(const void* row, int64_t column, int64_t left) {
+  if constexpr (kBf16) {
+    const auto* bits = static_cast<const uint16_t*>(row) + column;
+    const __m256i v = left >= 16 ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bits))
+                                 : _mm256_maskz_loadu_epi16(first_lanes(left), bits);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16));
+  } else {
+    return load(static_cast<const float*>(row) + column, left);
+  }
+}
+
+// kRows rows of c, kVectors * 16 columns from `column` on, in registers over all of the depth.
+template <int kRows, int kVectors, bool kBf16>
+void accumulate_tile(const Accumulate& p, int64_t row, int64_t column) {
+  __m512 acc[kRows][kVectors];
+  for (int r = 0; r < kRows; ++r) {
+    const float factor = p.factor[row + r];
+    for (int v = 0; v < kVectors; ++v) {
+      acc[r][v] = _mm512_setzero_ps();
+      if (factor == 0) continue;
+      const int64_t at = column + 16 * v;
+      const __m512 old =
+          p.columns > at ? load(p.c + (row + r) * p.c_stride + at, p.columns - at) : acc[r][v];
+      acc[r][v] = _mm512_mul_ps(old, _mm512_set1_ps(factor));
+    }
+  }
+  const float* a = p.a + row * p.a_stride;
+  const bool whole = p.columns - column >= 16 * kVectors;
+  for (int64_t i = 0; i < p.depth; ++i) {
+    __m512 b[kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      const int64_t at = column + 16 * v;
+      const int64_t left = whole ? 16 : p.columns - at;
+      b[v] = left > 0 ? load_b<kBf16>(p.b[i], at, left) : _mm512_setzero_ps();
+    }
+    for (int r = 0; r < kRows; ++r) {
+      const __m512 weight = _mm512_set1_ps(a[r * p.a_stride + i]);
+      for (int v = 0; v < kVectors; ++v) acc[r][v] = _mm512_fmadd_ps(weight, b[v], acc[r][v]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVectors; ++v) {
+      const int64_t at = column + 16 * v;
+      if (p.columns > at) store(p.c + (row + r) * p.c_stride + at, acc[r][v], p.columns - at);
+    }
+  }
+}
+
+template <bool kBf16>
+void accumulate_rows(const Accumulate& p) {
+  int64_t row = 0;
+  for (; row + 6 <= p.rows; row += 6) {
+    for (int64_t c = 0; c < p.columns; c += 64) accumulate_tile<6, 4, kBf16>(p, row, c);
+  }
+  for (; row + 2 <= p.rows; row += 2) {
+    for (int64_t c = 0; c < p.columns; c += 128) accumulate_tile<2, 8, kBf16>(p, row, c);
+  }
+  // Wide, since a single row is bound by reading b: 512 bytes of bf16 at a time.
+  for (; row < p.rows; ++row) {
+    for (int64_t c = 0; c < p.columns; c += 256) accumulate_tile<1, 16, kBf16>(p, row, c);
+  }
+}
+
+void accumulate(const Accumulate& p) {
+  if (p.b_is_bf16) {
+    accumulate_rows<true>(p);
+  } else {
+    accumulate_rows<false>(p);
+  }
+}
+
+float softmax_block(float* s, int64_t n, float scale, float* max, float* sum) {
+  const __m512 lowest = _mm512_set1_ps(-__builtin_inff());
+  const __m512 factor = _mm512_set1_ps(scale);
+  __m512 largest = lowest;
+  for (int64_t i = 0; i < n; i += 16) {
+    const __m512 v = _mm512_mul_ps(load(s + i, n - i), factor);
+    // NaN second, so that it is kept.
+    largest = _mm512_max_ps(largest, _mm512_mask_mov_ps(lowest, first_lanes(n - i), v));
+    store(s + i, v, n - i);
+  }
+  const float block = _mm512_reduce_max_ps(largest);
+  const float now = *max > block ? *max : block;
+  const __m512 shift = _mm512_set1_ps(now);
+  __m512 total = _mm512_setzero_ps();
+  for (int64_t i = 0; i < n; i += 16) {
+    const __m512 p =
+        _mm512_maskz_mov_ps(first_lanes(n - i), exp(_mm512_sub_ps(load(s + i, n - i), shift)));
+    total = _mm512_add_ps(total, p);
+    store(s + i, p, n - i);
+  }
+  const float kept = _mm512_cvtss_f32(exp(_mm512_set1_ps(*max - now)));
+  *sum = *sum * kept + lane_sum(total);
+  *max = now;
+  return kept;
+}
+
+uint32_t amax_bits(const float* x, int64_t n) {
+  __m512i largest = _mm512_setzero_si512();
+  for (int64_t i = 0; i < n; i += 16) {
+    const __m512i bits = _mm512_castps_si512(load(x + i, n - i));
+    largest = _mm512_max_epu32(largest, _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)));
+  }
+  return _mm512_reduce_max_epu32(largest);
+}
+
+// base/scalar.h's to_e4m3 on 16 values.
+inline __m128i to_e4m3(__m512 x) {
+  const __m512i bits = _mm512_castps_si512(x);
+  const __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
+  const __m512i sign = _mm512_and_si512(_mm512_srli_epi32(bits, 24), _mm512_set1_epi32(0x80));
+  const __m512i even = _mm512_and_si512(_mm512_srli_epi32(magnitude, 20), _mm512_set1_epi32(1));
+  __m512i code = _mm512_add_epi32(_mm512_add_epi32(magnitude, _mm512_set1_epi32(0x7ffff)), even);
+  code = _mm512_sub_epi32(_mm512_srli_epi32(code, 20), _mm512_set1_epi32(120 << 3));
+  code = _mm512_min_epi32(code, _mm512_set1_epi32(0x7e));
+  // Below 2^-6: multiples of 2^-9.
+  const __m512 small = _mm512_mul_ps(_mm512_castsi512_ps(magnitude), _mm512_set1_ps(0x1p9f));
+  const __mmask16 is_small =
+      _mm512_cmplt_epu32_mask(magnitude, _mm512_castps_si512(_mm512_set1_ps(0x1p-6f)));
+  code = _mm512_mask_cvtps_epi32(code, is_small, small);
+  const __mmask16 is_nan = _mm512_cmpgt_epu32_mask(magnitude, _mm512_set1_epi32(0x7f800000));
+  code = _mm512_mask_mov_epi32(code, is_nan, _mm512_set1_epi32(0x7f));
+  return _mm512_cvtepi32_epi8(_mm512_or_si512(code, sign));
+}
+
+void e4m3_codes(const float* x, int64_t n, float scale, uint8_t* codes) {
+  const __m512 s = _mm512_set1_ps(scale);
+  for (int64_t i = 0; i < n; i += 16) {
+    const __m128i code = to_e4m3(_mm512_div_ps(load(x + i, n - i), s));
+    _mm_mask_storeu_epi8(codes + i, first_lanes(n - i), code);
+  }
+}
+
+void int8_codes(const float* x, int64_t n, float multiplier, int8_t* codes) {
+  const __m512 m = _mm512_set1_ps(multiplier);
+  for (int64_t i = 0; i < n; i += 16) {
+    const __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(load(x + i, n - i), m));
+    _mm_mask_storeu_epi8(codes + i, first_lanes(n - i), _mm512_cvtsepi32_epi8(code));
+  }
+}
+
+float sum_squares(const float* x, int64_t n) {
+  __m512 sum[4] = {};
+  for (int64_t i = 0; i < n; i += 64) {
+    for (int j = 0; j < 4; ++j) {
+      const int64_t left = n - i - 16 * j;
+      const __m512 v = left > 0 ? load(x + i + 16 * j, left) : _mm512_setzero_ps();
+      sum[j] = _mm512_fmadd_ps(v, v, sum[j]);
+    }
+  }
+  return lane_sum(_mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3])));
+}
+
+void norm(const float* x, const float* weight, float scale, int64_t n, float* out) {
+  const __m512 s = _mm512_set1_ps(scale);
+  for (int64_t i = 0; i < n; i += 16) {
+    const __m512 y = _mm512_mul_ps(load(x + i, n - i), s);
+    store(out + i, _mm512_mul_ps(y, load(weight + i, n - i)), n - i);
+  }
+}
+
+void silu_mul(const float* gate, const float* up, int64_t n, float* out) {
+  const __m512 one = _mm512_set1_ps(1.0f);
+  for (int64_t i = 0; i < n; i += 16) {
+    const __m512 g = load(gate + i, n - i);
+    const __m512 e = exp(_mm512_xor_ps(g, _mm512_set1_ps(-0.0f)));
+    const __m512 silu = _mm512_div_ps(g, _mm512_add_ps(one, e));
+    store(out + i, _mm512_mul_ps(silu, load(up + i, n - i)), n - i);
+  }
+}
+
+void add(const float* x, int64_t n, float* sum) {
+  for (int64_t i = 0; i < n; i += 16) {
+    store(sum + i, _mm512_add_ps(load(sum + i, n - i), load(x + i, n - i)), n - i);
+  }
+}
+
+void weigh(const float* x, float weight, int64_t n, bool first, float* sum) {
+  const __m512 w = _mm512_set1_ps(weight);
+  for (int64_t i = 0; i < n; i += 16) {
+    const __m512 y = _mm512_mul_ps(w, load(x + i, n - i));
+    store(sum + i, first ? y : _mm512_add_ps(load(sum + i, n - i), y), n - i);
+  }
+}
+
+}  // namespace
+
+const Kernels kAvx512Kernels = {
+    .prepared_bytes = prepared_bytes,
+    .prepare = avx512_prepare,
+    .gemm = gemm,
+    .accumulate = accumulate,
+    .softmax_block = softmax_block,
+    .amax_bits = amax_bits,
+    .e4m3_codes = e4m3_codes,
+    .int8_codes = int8_codes,
+    .sum_squares = sum_squares,
+    .norm = norm,
+    .silu_mul = silu_mul,
+    .add = add,
+    .weigh = weigh,
+};
+
+}  // namespace sortie::cpu

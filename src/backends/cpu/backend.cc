@@ -1,0 +1,49 @@
+#include "backends/cpu/drivers.h"
+#include "backends/cpu/isa.h"
+#include "backends/reference/reference.h"
+
+namespace sortie::cpu {
+
+namespace {
+
+// A driver with its instruction set bound to it.
+template <const Kernels& kernels, auto driver, typename Args>
+void bound(const Args& args, const ops::Context& context) {
+  driver(args, context, kernels);
+}
+
+template <const Kernels& k>
+constexpr ops::Backend make_backend(std::string_view name) {
+  return {
+      .name = name,
+      .embed = bound<k, embed, ops::Embed>,
+      .rms_norm = bound<k, rms_norm, ops::RmsNorm>,
+      .add_rms_norm = bound<k, add_rms_norm, ops::AddRmsNorm>,
+      .rope = bound<k, rope, ops::Rope>,
+      .quantise = bound<k, quantise, ops::Quantise>,
+      .linear = bound<k, linear, ops::Linear>,
+      .route = bound<k, route, ops::Route>,
+      .kv_append = bound<k, kv_append, ops::KvAppend>,
+      .mla_prefill = bound<k, mla_prefill, ops::Mla>,
+      .mla_decode = bound<k, mla_decode, ops::Mla>,
+      .grouped_gemm = bound<k, grouped_gemm, ops::GroupedGemm>,
+      .swiglu_quantise = bound<k, swiglu_quantise, ops::SwigluQuantise>,
+      .moe_reduce = bound<k, moe_reduce, ops::MoeReduce>,
+      .moe_combine = bound<k, moe_combine, ops::MoeCombine>,
+      .sample = reference::sample,
+  };
+}
+
+}  // namespace
+
+const ops::Backend& backend(Isa isa) {
+  static constexpr ops::Backend kGeneric = make_backend<kGenericKernels>("cpu-generic");
+#if defined(__x86_64__)
+  static constexpr ops::Backend kAvx512 = make_backend<kAvx512Kernels>("cpu-avx512");
+  if (isa == Isa::kAvx512) return kAvx512;
+#endif
+  CHECK(isa == Isa::kGeneric, "an instruction set that this build does not have");
+  return kGeneric;
+}
+
+}  // namespace sortie::cpu

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "quant/matrix.h"
+
+// What an instruction set supplies to the drivers. Plain structs and pointers: the files compiled
+// with -mavx512* include this header and no other of ours, and call no inline function of it. An
+// inline function that two files share is kept once by the linker, and the kept copy could be the
+// one that only some processors can run.
+namespace sortie::cpu {
+
+// One activation row of a panel.
+struct GemmRow {
+  const std::byte* x;   // as `prepare` left it; fp32 rows are used where they lie
+  const float* scales;  // kFp8Block: [ceil(k/128)]
+  float scale;          // kW4Afp8, kW8A8Int8
+  int32_t sum;          // kW8A8Int8: the sum of the codes
+  float* out;           // out[n] is written for n in the panel's range
+};
+
+// out[r][n] = x[r] . w[n] for some rows and a range of weight rows, by the format's rule.
+constexpr int64_t kPanelRows = 64;
+constexpr int64_t kPanelColumns = 4;  // n_begin is a multiple of it
+struct Panel {
+  quant::Format format;
+  const std::byte* w;  // row n lies at w + n * w_stride
+  int64_t w_stride;
+  const void* w_scales;
+  int64_t k;
+  int64_t n_begin;
+  int64_t n_end;
+  const GemmRow* rows;
+  int64_t count;   // at most kPanelRows
+  float* scratch;  // [k] floats
+};
+
+// c[r] = c[r] * factor[r] + sum over i of a[r][i] * b[i], i ascending, each step one fma (generic:
+// product, then sum). factor 0 starts from zero and does not read c.
+struct Accumulate {
+  float* c;  // [rows, columns], rows c_stride apart
+  int64_t c_stride;
+  const float* factor;  // [rows]
+  const float* a;       // [rows, depth], rows a_stride apart
+  int64_t a_stride;
+  const void* const* b;  // [depth] rows of `columns` floats, or bf16
+  bool b_is_bf16;
+  int64_t rows;
+  int64_t depth;
+  int64_t columns;
+};
+
+struct Kernels {
+  // Activation codes in the form the set's gemm wants them. Bytes of a row of k, 0 = as they are.
+  int64_t (*prepared_bytes)(quant::Format format, int64_t k);
+  // Returns the sum of the codes (kW8A8Int8).
+  int32_t (*prepare)(quant::Format format, const std::byte* codes, int64_t k, std::byte* out);
+  void (*gemm)(const Panel& panel);
+  void (*accumulate)(const Accumulate& args);
+
+  // One block of an online softmax: s[i] = exp(s[i] * scale - new max), `max` and `sum` updated;
+  // returns exp(old max - new max), by which what was summed before must be multiplied.
+  float (*softmax_block)(float* s, int64_t n, float scale, float* max, float* sum);
+
+  uint32_t (*amax_bits)(const float* x, int64_t n);  // as quant/amax.h
+  void (*e4m3_codes)(const float* x, int64_t n, float scale, uint8_t* codes);
+  void (*int8_codes)(const float* x, int64_t n, float multiplier, int8_t* codes);
+  float (*sum_squares)(const float* x, int64_t n);
+  void (*norm)(const float* x, const float* weight, float scale, int64_t n, float* out);
+  void (*silu_mul)(const float* gate, const float* up, int64_t n, float* out);
+  void (*add)(const float* x, int64_t n, float* sum);  // sum += x
+  // sum = weight * x, or sum += weight * x uncontracted.
+  void (*weigh)(const float* x, float weight, int64_t n, bool first, float* sum);
+};
+
+extern const Kernels kGenericKernels;
+#if defined(__x86_64__)
+extern const Kernels kAvx512Kernels;
+#endif
+
+}  // namespace sortie::cpu

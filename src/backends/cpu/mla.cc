@@ -1,0 +1,360 @@
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) over the paged cache.
+// Scores are dot products of the gemm kernel, values are summed by `accumulate`, keys ascending.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "backends/cpu/drivers.h"
+
+namespace sortie::cpu {
+
+namespace {
+
+using quant::ceil_div;
+using quant::Format;
+
+// Keys a block, counted from position 0 or from the segment's start: 64 latents of 576 floats stay
+// in the second-level cache for all heads and both passes.
+constexpr int64_t kKeys = 64;
+
+const float* latent(const ops::Mla& a, const int32_t* pages, int64_t key) {
+  return a.cache.row(pages[key / a.cache.page_size], key % a.cache.page_size);
+}
+
+ops::Matrix rows_of(const ops::Matrix& w, int64_t first, int64_t n) {
+  ops::Matrix part = w;
+  part.codes = w.row(first);
+  part.n = n;
+  return part;
+}
+ops::Matrix w_uk(const ops::Mla& a, int64_t head) {
+  return rows_of(a.w_kv_b, head * (a.nope + a.v_dim), a.nope);
+}
+ops::Matrix w_uv(const ops::Mla& a, int64_t head) {
+  return rows_of(a.w_kv_b, head * (a.nope + a.v_dim) + a.nope, a.v_dim);
+}
+
+// fp32 rows against all rows of w, a panel at a time. rows[i].x and .out are set by the caller.
+void multiply(const ops::Matrix& w, const GemmRow* rows, int64_t count, float* unpacked,
+              const Kernels& k) {
+  for (int64_t first = 0; first < count; first += kPanelRows) {
+    k.gemm({.format = w.format,
+            .w = w.codes,
+            .w_stride = w.code_row_bytes(),
+            .w_scales = nullptr,
+            .k = w.k,
+            .n_begin = 0,
+            .n_end = w.n,
+            .rows = rows + first,
+            .count = std::min(kPanelRows, count - first),
+            .scratch = unpacked});
+  }
+}
+
+GemmRow gemm_row(const float* x, float* out) {
+  return {.x = reinterpret_cast<const std::byte*>(x), .scales = nullptr, .out = out};
+}
+
+// One online softmax's state: c / sum is the result.
+struct State {
+  float max;
+  float sum;
+};
+constexpr State kFresh = {-std::numeric_limits<float>::infinity(), 0};
+
+// ---- decode
+
+// What decode computes between its three passes.
+struct Decode {
+  const ops::Mla& a;
+  const Kernels& k;
+  int64_t width;    // lora + rope_dim
+  int64_t segment;  // S
+  float* query;     // [tokens, heads, width]: the query in latent space, then its roped part
+  int64_t* first;   // [tokens + 1] prefix sums of segments
+  State* states;    // [segments, heads]
+  float* contexts;  // [segments, heads, lora]
+
+  int64_t segments(int64_t t) const { return ceil_div(int64_t{a.positions[t]} + 1, segment); }
+};
+
+// query[t][h] = W_UK[h]^T q_nope, for all tokens.
+void absorb(const Decode& d, int64_t head, const void** rows, const float* zeros) {
+  const ops::Mla& a = d.a;
+  const ops::Matrix w = w_uk(a, head);
+  for (int64_t i = 0; i < a.nope; ++i) rows[i] = w.row(i);
+  const int64_t q_stride = a.heads * (a.nope + a.rope_dim);
+  const float* q = a.q + head * (a.nope + a.rope_dim);
+  float* query = d.query + head * d.width;
+  d.k.accumulate({.c = query,
+                  .c_stride = a.heads * d.width,
+                  .factor = zeros,
+                  .a = q,
+                  .a_stride = q_stride,
+                  .b = rows,
+                  .b_is_bf16 = w.format == Format::kBf16,
+                  .rows = a.tokens,
+                  .depth = a.nope,
+                  .columns = a.lora});
+  for (int64_t t = 0; t < a.tokens; ++t) {
+    std::copy_n(q + t * q_stride + a.nope, a.rope_dim, query + t * a.heads * d.width + a.lora);
+  }
+}
+
+// The buffers of one thread in `attend`.
+struct AttendSpace {
+  const void** keys;  // [kKeys]
+  GemmRow* rows;      // [heads]
+  float* scores;      // [heads, kKeys]
+  float* factors;     // [heads]
+  float* unpacked;    // [width]
+};
+
+// Heads [head, head + count) of row t over its segment s, from a fresh state.
+void attend(const Decode& d, int64_t t, int64_t s, int64_t head, int64_t count,
+            const AttendSpace& space) {
+  const ops::Mla& a = d.a;
+  const int64_t at = (d.first[t] + s) * a.heads + head;
+  State* states = d.states + at;
+  std::fill_n(states, count, kFresh);
+  const int64_t end = std::min((s + 1) * d.segment, int64_t{a.positions[t]} + 1);
+  for (int64_t begin = s * d.segment; begin < end; begin += kKeys) {
+    const int64_t keys = std::min(kKeys, end - begin);
+    for (int64_t i = 0; i < keys; ++i) space.keys[i] = latent(a, a.page_tables[t], begin + i);
+    // Neighbours within a page are the rows of a matrix.
+    for (int64_t i = 0; i < keys;) {
+      const int64_t run = std::min(keys - i, a.cache.page_size - (begin + i) % a.cache.page_size);
+      for (int64_t h = 0; h < count; ++h) {
+        space.rows[h] =
+            gemm_row(d.query + (t * a.heads + head + h) * d.width, space.scores + h * kKeys + i);
+      }
+      multiply({.format = Format::kF32,
+                .n = run,
+                .k = d.width,
+                .codes = static_cast<const std::byte*>(space.keys[i])},
+               space.rows, count, space.unpacked, d.k);
+      i += run;
+    }
+    for (int64_t h = 0; h < count; ++h) {
+      space.factors[h] = d.k.softmax_block(space.scores + h * kKeys, keys, a.scale, &states[h].max,
+                                           &states[h].sum);
+    }
+    d.k.accumulate({.c = d.contexts + at * a.lora,
+                    .c_stride = a.lora,
+                    .factor = space.factors,
+                    .a = space.scores,
+                    .a_stride = kKeys,
+                    .b = space.keys,
+                    .b_is_bf16 = false,
+                    .rows = count,
+                    .depth = keys,
+                    .columns = a.lora});
+  }
+}
+
+// Folds a row's segments into the first, ascending, and divides.
+void merge(const Decode& d, int64_t t, int64_t head) {
+  const int64_t lora = d.a.lora;
+  const int64_t at = d.first[t] * d.a.heads + head;
+  State& state = d.states[at];
+  float* context = d.contexts + at * lora;
+  for (int64_t s = 1; s < d.segments(t); ++s) {
+    const int64_t next_at = at + s * d.a.heads;
+    const State& next = d.states[next_at];
+    const float* from = d.contexts + next_at * lora;
+    const float max = std::max(state.max, next.max);
+    const float keep = std::exp(state.max - max);
+    const float weight = std::exp(next.max - max);
+    for (int64_t i = 0; i < lora; ++i) context[i] = context[i] * keep + from[i] * weight;
+    state = {max, state.sum * keep + next.sum * weight};
+  }
+  for (int64_t i = 0; i < lora; ++i) context[i] /= state.sum;
+}
+
+// out[t][h] = W_UV[h] context, for all tokens.
+void project(const Decode& d, int64_t head, GemmRow* rows, float* unpacked) {
+  const ops::Mla& a = d.a;
+  for (int64_t t = 0; t < a.tokens; ++t) {
+    merge(d, t, head);
+    rows[t] = gemm_row(d.contexts + (d.first[t] * a.heads + head) * a.lora,
+                       a.out + (t * a.heads + head) * a.v_dim);
+  }
+  multiply(w_uv(a, head), rows, a.tokens, unpacked, d.k);
+}
+
+// Heads that walk a segment together: 8 share each block of latents, fewer where threads would
+// otherwise have nothing to do.
+int64_t heads_together(const Decode& d, int64_t segments, int threads) {
+  int64_t heads = std::min<int64_t>(8, d.a.heads);
+  while (heads > 2 && segments * ceil_div(d.a.heads, heads) < threads) heads /= 2;
+  return heads;
+}
+
+void attend_all(const Decode& d, const ops::Context& c) {
+  const ops::Mla& a = d.a;
+  const int64_t segments = d.first[a.tokens];
+  const int64_t together = heads_together(d, segments, c.threads.size());
+  const int64_t groups = ceil_div(a.heads, together);
+  Arena::Scope scope(c.scratch);
+  auto* spaces = c.scratch.alloc<AttendSpace>(c.threads.size());
+  for (int i = 0; i < c.threads.size(); ++i) {
+    spaces[i] = {.keys = c.scratch.alloc<const void*>(kKeys),
+                 .rows = c.scratch.alloc<GemmRow>(together),
+                 .scores = c.scratch.alloc<float>(together * kKeys),
+                 .factors = c.scratch.alloc<float>(together),
+                 .unpacked = c.scratch.alloc<float>(d.width)};
+  }
+  run_shared(c, segments * a.heads * d.width, [&](int thread, int threads) {
+    const Share share = share_of(segments * groups, thread, threads);
+    int64_t t = 0;
+    for (int64_t i = share.begin; i < share.end; ++i) {
+      while (i / groups >= d.first[t + 1]) ++t;
+      const int64_t head = i % groups * together;
+      attend(d, t, i / groups - d.first[t], head, std::min(together, a.heads - head),
+             spaces[thread]);
+    }
+  });
+}
+
+// ---- prefill
+
+// The buffers of one thread.
+struct PrefillSpace {
+  GemmRow* rows;       // [max(kKeys, tokens)]
+  float* keys;         // [kKeys, nope + rope_dim]
+  float* values;       // [kKeys, v_dim]
+  const void** value;  // [kKeys] its rows
+  float* scores;       // [tokens, kKeys]
+  float* factors;      // [tokens]
+  State* states;       // [tokens]
+  float* unpacked;     // [max(lora, nope + rope_dim)]
+};
+
+// Keys and values of one head for positions [begin, begin + keys).
+void expand(const ops::Mla& a, int64_t head, int64_t begin, int64_t keys, const PrefillSpace& space,
+            const Kernels& k) {
+  const int64_t key_width = a.nope + a.rope_dim;
+  for (int64_t i = 0; i < keys; ++i) {
+    const float* row = latent(a, a.page_tables[0], begin + i);
+    space.rows[i] = gemm_row(row, space.keys + i * key_width);
+    std::copy_n(row + a.lora, a.rope_dim, space.keys + i * key_width + a.nope);
+  }
+  multiply(w_uk(a, head), space.rows, keys, space.unpacked, k);
+  for (int64_t i = 0; i < keys; ++i) space.rows[i].out = space.values + i * a.v_dim;
+  multiply(w_uv(a, head), space.rows, keys, space.unpacked, k);
+}
+
+void prefill_block(const ops::Mla& a, int64_t head, int64_t begin, int64_t keys,
+                   const PrefillSpace& space, const Kernels& k) {
+  const int64_t key_width = a.nope + a.rope_dim;
+  const int64_t first = std::max<int64_t>(0, begin - a.positions[0]);  // earlier rows see no key
+  for (int64_t t = first; t < a.tokens; ++t) {
+    space.rows[t - first] =
+        gemm_row(a.q + (t * a.heads + head) * key_width, space.scores + t * kKeys);
+  }
+  multiply({.format = Format::kF32,
+            .n = keys,
+            .k = key_width,
+            .codes = reinterpret_cast<const std::byte*>(space.keys)},
+           space.rows, a.tokens - first, space.unpacked, k);
+  // A row sees the keys up to its own position and touches no other: rows that see the whole block
+  // go together, the others alone.
+  const auto add_values = [&](int64_t t, int64_t rows, int64_t depth) {
+    k.accumulate({.c = a.out + (t * a.heads + head) * a.v_dim,
+                  .c_stride = a.heads * a.v_dim,
+                  .factor = space.factors + t,
+                  .a = space.scores + t * kKeys,
+                  .a_stride = kKeys,
+                  .b = space.value,
+                  .b_is_bf16 = false,
+                  .rows = rows,
+                  .depth = depth,
+                  .columns = a.v_dim});
+  };
+  for (int64_t t = first; t < a.tokens; ++t) {
+    const int64_t seen = std::min(keys, a.positions[t] - begin + 1);
+    space.factors[t] = k.softmax_block(space.scores + t * kKeys, seen, a.scale,
+                                       &space.states[t].max, &space.states[t].sum);
+    if (seen == keys) {
+      for (int64_t rest = t + 1; rest < a.tokens; ++rest) {
+        space.factors[rest] = k.softmax_block(space.scores + rest * kKeys, keys, a.scale,
+                                              &space.states[rest].max, &space.states[rest].sum);
+      }
+      add_values(t, a.tokens - t, keys);
+      return;
+    }
+    add_values(t, 1, seen);
+  }
+}
+
+void prefill_head(const ops::Mla& a, int64_t head, const PrefillSpace& space, const Kernels& k) {
+  std::fill_n(space.states, a.tokens, kFresh);
+  for (int64_t i = 0; i < kKeys; ++i) space.value[i] = space.values + i * a.v_dim;
+  const int64_t end = int64_t{a.positions[a.tokens - 1]} + 1;
+  for (int64_t begin = 0; begin < end; begin += kKeys) {
+    const int64_t keys = std::min(kKeys, end - begin);
+    expand(a, head, begin, keys, space, k);
+    prefill_block(a, head, begin, keys, space, k);
+  }
+  for (int64_t t = 0; t < a.tokens; ++t) {
+    float* out = a.out + (t * a.heads + head) * a.v_dim;
+    for (int64_t i = 0; i < a.v_dim; ++i) out[i] /= space.states[t].sum;
+  }
+}
+
+}  // namespace
+
+void mla_decode(const ops::Mla& a, const ops::Context& c, const Kernels& k) {
+  if (a.tokens == 0) return;
+  Arena::Scope scope(c.scratch);
+  CHECK(a.segment > 0, "a decode segment has keys");
+  Decode d{.a = a, .k = k, .width = a.lora + a.rope_dim, .segment = a.segment};
+  d.query = c.scratch.alloc<float>(a.tokens * a.heads * d.width);
+  d.first = c.scratch.alloc<int64_t>(a.tokens + 1);
+  d.first[0] = 0;
+  for (int64_t t = 0; t < a.tokens; ++t) d.first[t + 1] = d.first[t] + d.segments(t);
+  d.states = c.scratch.alloc<State>(d.first[a.tokens] * a.heads);
+  d.contexts = c.scratch.alloc<float>(d.first[a.tokens] * a.heads * a.lora);
+
+  const int threads = c.threads.size();
+  auto* zeros = c.scratch.alloc<float>(a.tokens);
+  std::fill_n(zeros, a.tokens, 0.0f);
+  auto* pointers = c.scratch.alloc<const void*>(threads * a.nope);
+  auto* rows = c.scratch.alloc<GemmRow>(threads * a.tokens);
+  auto* unpacked = c.scratch.alloc<float>(threads * a.lora);
+  const int64_t work = a.tokens * a.w_kv_b.n * a.lora / 2;
+  run_shared(c, work, [&](int thread, int of) {
+    const Share share = share_of(a.heads, thread, of);
+    for (int64_t h = share.begin; h < share.end; ++h)
+      absorb(d, h, pointers + thread * a.nope, zeros);
+  });
+  attend_all(d, c);
+  run_shared(c, work, [&](int thread, int of) {
+    const Share share = share_of(a.heads, thread, of);
+    for (int64_t h = share.begin; h < share.end; ++h)
+      project(d, h, rows + thread * a.tokens, unpacked + thread * a.lora);
+  });
+}
+
+void mla_prefill(const ops::Mla& a, const ops::Context& c, const Kernels& k) {
+  if (a.tokens == 0) return;
+  Arena::Scope scope(c.scratch);
+  const int64_t key_width = a.nope + a.rope_dim;
+  auto* spaces = c.scratch.alloc<PrefillSpace>(c.threads.size());
+  for (int i = 0; i < c.threads.size(); ++i) {
+    spaces[i] = {.rows = c.scratch.alloc<GemmRow>(std::max(kKeys, a.tokens)),
+                 .keys = c.scratch.alloc<float>(kKeys * key_width),
+                 .values = c.scratch.alloc<float>(kKeys * a.v_dim),
+                 .value = c.scratch.alloc<const void*>(kKeys),
+                 .scores = c.scratch.alloc<float>(a.tokens * kKeys),
+                 .factors = c.scratch.alloc<float>(a.tokens),
+                 .states = c.scratch.alloc<State>(a.tokens),
+                 .unpacked = c.scratch.alloc<float>(std::max(a.lora, key_width))};
+  }
+  run_shared(c, a.tokens * a.heads * a.lora * key_width, [&](int thread, int threads) {
+    const Share share = share_of(a.heads, thread, threads);
+    for (int64_t h = share.begin; h < share.end; ++h) prefill_head(a, h, spaces[thread], k);
+  });
+}
+
+}  // namespace sortie::cpu
