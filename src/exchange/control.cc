@@ -17,7 +17,7 @@ namespace sortie::exchange {
 namespace {
 
 constexpr auto kBeatEvery = std::chrono::milliseconds(50);
-constexpr auto kFarewell = std::chrono::milliseconds(500);
+constexpr auto kFarewell = std::chrono::seconds(2);
 constexpr size_t kMostQueued = size_t{4} * Control::kMaxFrame;
 
 // Control's own frames. A beat from rank 0 carries the age in ms of every rank's last sign of life,
@@ -46,6 +46,7 @@ Control::Control(int rank, int size, std::vector<UniqueFd> links)
       size_(size),
       states_(static_cast<size_t>(size)),
       links_(static_cast<size_t>(size)),
+      buffer_(size_t{256} << 10),
       bell_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       gathered_(static_cast<size_t>(size)) {
   CHECK(links.size() == static_cast<size_t>(rank == 0 ? size : 1), "links of the star");
@@ -276,17 +277,14 @@ void Control::write_to(int peer) {
 void Control::read_from(int peer) {
   Link& l = link(peer);
   while (l.fd.open()) {
-    constexpr size_t kChunk = 64 << 10;
-    const size_t had = l.in.size();
-    l.in.resize(had + kChunk);
-    const ssize_t n = recv(l.fd.get(), l.in.data() + had, kChunk, MSG_DONTWAIT);
-    l.in.resize(had + static_cast<size_t>(std::max<ssize_t>(n, 0)));
+    const ssize_t n = recv(l.fd.get(), buffer_.data(), buffer_.size(), MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (n <= 0) {
       bury(peer);
       return;
     }
     state(peer).life = Clock::now();
+    l.in.insert(l.in.end(), buffer_.begin(), buffer_.begin() + n);
     parse(peer);
   }
 }

@@ -56,7 +56,7 @@ class Control {
 
   // `links` holds at rank 0 one socket to each other rank (by rank), elsewhere one to rank 0.
   Control(int rank, int size, std::vector<UniqueFd> links);
-  ~Control();  // sends what is queued, for half a second at most
+  ~Control();  // sends what is queued, for two seconds at most
   Control(const Control&) = delete;
   Control& operator=(const Control&) = delete;
 
@@ -116,6 +116,7 @@ class Control {
   const int size_;
   std::vector<State> states_;
   std::vector<Link> links_;  // by rank; `in` and `fd` are the thread's, `out` is under mutex_
+  Bytes buffer_;             // the thread's, for what a socket has
   UniqueFd bell_;            // eventfd: there is something to send, deliver, or stop for
 
   std::mutex mutex_;

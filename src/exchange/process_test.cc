@@ -426,9 +426,6 @@ int parent_main(int size) {
 
 int main(int argc, char** argv) {
   using namespace sortie::exchange;
-#if SORTIE_HAS_UCX
-  drop_ucx_signal_handlers();
-#endif
   sortie::init_log("error");
   if (const auto child = take_child_args(argc, argv)) {
     return child_main(*child, Args(argv + 1, argv + argc));

@@ -1,11 +1,7 @@
 #include "exchange/ucx.h"
 
 #include <fmt/format.h>
-#include <signal.h>
 #include <sys/statvfs.h>
-#include <ucp/api/ucp.h>
-#include <ucs/config/global_opts.h>
-#include <ucs/debug/debug.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -16,6 +12,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "exchange/shared_window.h"
+#include "exchange/ucx_api.h"
 
 namespace sortie::exchange {
 namespace {
@@ -48,21 +45,22 @@ class Ucx {
   std::byte* base() const { return base_; }
 
  private:
+  std::string reason(const std::string& what, ucs_status_t status) const {
+    return fmt::format("{}: {}", what, api_->status_string(status));
+  }
+
   struct Peer {
     ucp_ep_h endpoint = nullptr;
     ucp_rkey_h key = nullptr;
   };
 
+  const UcxApi* api_ = nullptr;
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
   ucp_mem_h memory_ = nullptr;
   std::byte* base_ = nullptr;
   std::vector<Peer> peers_;
 };
-
-std::string with_reason(const std::string& what, ucs_status_t status) {
-  return fmt::format("{}: {}", what, ucs_status_string(status));
-}
 
 // Refuses what would not fit before UCX fills the file system to find out.
 Status check_dev_shm(int64_t bytes) {
@@ -80,49 +78,52 @@ Status check_dev_shm(int64_t bytes) {
 
 Status Ucx::open(const std::string& memory, int64_t bytes) {
   if (memory == "posix") RETURN_IF_ERROR(check_dev_shm(bytes));
-  // UCX writes its log to stdout, which belongs to the answer. Its errors come back as codes.
-  ucs_global_opts_set_value("LOG_LEVEL", "fatal");
-
+  ASSIGN_OR_RETURN(api_, load_ucx());
   ucp_config_t* config = nullptr;
-  ucs_status_t status = ucp_config_read("SORTIE", nullptr, &config);  // never the user's UCX_*
-  if (status != UCS_OK) return Status::internal(with_reason("UCX configuration", status));
+  ucs_status_t status = api_->config_read("SORTIE", nullptr, &config);  // never the user's UCX_*
+  if (status != UCS_OK) return Status::internal(reason("UCX configuration", status));
   // PEER mode lets an endpoint be closed while its peer is gone; shared memory offers it only with
   // MM_ERROR_HANDLING, and where that is missing UCX would look for TCP, which TLS forbids.
   const std::string transports = memory + ",self";
-  const std::pair<const char*, const char*> settings[] = {
-      {"TLS", transports.c_str()}, {"MM_ERROR_HANDLING", "y"}, {"KEEPALIVE_INTERVAL", "1s"}};
+  // Otherwise UCX falls back to the heap, which no peer can map.
+  const std::string allocate = "md:" + memory;
+  const std::pair<const char*, const char*> settings[] = {{"TLS", transports.c_str()},
+                                                          {"ALLOC_PRIO", allocate.c_str()},
+                                                          {"MM_ERROR_HANDLING", "y"},
+                                                          {"KEEPALIVE_INTERVAL", "1s"}};
   for (const auto& [name, value] : settings) {
-    if (status == UCS_OK) status = ucp_config_modify(config, name, value);
+    if (status == UCS_OK) status = api_->config_modify(config, name, value);
   }
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
   params.features = UCP_FEATURE_RMA;
-  if (status == UCS_OK) status = ucp_init(&params, config, &context_);
-  ucp_config_release(config);
-  if (status != UCS_OK) return Status::exhausted(with_reason("UCX over " + memory, status));
+  if (status == UCS_OK)
+    status = api_->init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
+  api_->config_release(config);
+  if (status != UCS_OK) return Status::exhausted(reason("UCX over " + memory, status));
 
   ucp_worker_params_t worker_params{};
   worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   worker_params.thread_mode = UCS_THREAD_MODE_SINGLE;
-  status = ucp_worker_create(context_, &worker_params, &worker_);
-  if (status != UCS_OK) return Status::exhausted(with_reason("UCX worker over " + memory, status));
+  status = api_->worker_create(context_, &worker_params, &worker_);
+  if (status != UCS_OK) return Status::exhausted(reason("UCX worker over " + memory, status));
 
   ucp_mem_map_params_t map_params{};
   map_params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
                           UCP_MEM_MAP_PARAM_FIELD_FLAGS;
   map_params.length = static_cast<size_t>(bytes);
   map_params.flags = UCP_MEM_MAP_ALLOCATE;
-  status = ucp_mem_map(context_, &map_params, &memory_);
+  status = api_->mem_map(context_, &map_params, &memory_);
   if (status != UCS_OK) {
     return Status::exhausted(
         fmt::format("no {} MiB of {} shared memory for the exchange ({}); see `ipcs -l`, or lower "
                     "--max-dispatch-tokens and --chunked-prefill-size",
-                    bytes >> 20, memory, ucs_status_string(status)));
+                    bytes >> 20, memory, api_->status_string(status)));
   }
   ucp_mem_attr_t attributes{};
   attributes.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS;
-  status = ucp_mem_query(memory_, &attributes);
-  if (status != UCS_OK) return Status::internal(with_reason("UCX window", status));
+  status = api_->mem_query(memory_, &attributes);
+  if (status != UCS_OK) return Status::internal(reason("UCX window", status));
   base_ = static_cast<std::byte*>(attributes.address);
   return Status::ok();
 }
@@ -138,14 +139,14 @@ Bytes failed_offer(const std::string& why) {
 Bytes Ucx::offer() const {
   ucp_address_t* address = nullptr;
   size_t address_bytes = 0;
-  ucs_status_t status = ucp_worker_get_address(worker_, &address, &address_bytes);
-  if (status != UCS_OK) return failed_offer(with_reason("UCX address", status));
+  ucs_status_t status = api_->worker_get_address(worker_, &address, &address_bytes);
+  if (status != UCS_OK) return failed_offer(reason("UCX address", status));
   void* key = nullptr;
   size_t key_bytes = 0;
-  status = ucp_rkey_pack(context_, memory_, &key, &key_bytes);
+  status = api_->rkey_pack(context_, memory_, &key, &key_bytes);
   if (status != UCS_OK) {
-    ucp_worker_release_address(worker_, address);
-    return failed_offer(with_reason("UCX key", status));
+    api_->worker_release_address(worker_, address);
+    return failed_offer(reason("UCX key", status));
   }
   const Offer head{.good = 1,
                    .base = reinterpret_cast<uint64_t>(base_),
@@ -155,18 +156,18 @@ Bytes Ucx::offer() const {
   std::memcpy(blob.data(), &head, sizeof head);
   std::memcpy(blob.data() + sizeof head, address, address_bytes);
   std::memcpy(blob.data() + sizeof head + address_bytes, key, key_bytes);
-  ucp_rkey_buffer_release(key);
-  ucp_worker_release_address(worker_, address);
+  api_->rkey_buffer_release(key);
+  api_->worker_release_address(worker_, address);
   return blob;
 }
 
 // "lane[0]:  1:sysv/memory.0 md[1] ..." names the transport and device of the first lane.
-std::string first_lane(ucp_ep_h endpoint) {
+std::string first_lane(const UcxApi& api, ucp_ep_h endpoint) {
   char* text = nullptr;
   size_t size = 0;
   FILE* out = open_memstream(&text, &size);
   if (out == nullptr) return "unknown";
-  ucp_ep_print_info(endpoint, out);
+  api.ep_print_info(endpoint, out);
   std::fclose(out);
   std::string info(text, size);
   std::free(text);  // NOLINT(cppcoreguidelines-no-malloc): open_memstream's
@@ -185,34 +186,34 @@ std::byte* Ucx::map(const Offer& offer, const std::byte* address, const std::byt
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler.cb = [](void*, ucp_ep_h, ucs_status_t) {};  // control sees deaths
   Peer& peer = peers_.emplace_back();
-  if (ucp_ep_create(worker_, &params, &peer.endpoint) != UCS_OK) return nullptr;
-  lane = first_lane(peer.endpoint);
-  if (ucp_ep_rkey_unpack(peer.endpoint, key, &peer.key) != UCS_OK) return nullptr;
+  if (api_->ep_create(worker_, &params, &peer.endpoint) != UCS_OK) return nullptr;
+  lane = first_lane(*api_, peer.endpoint);
+  if (api_->ep_rkey_unpack(peer.endpoint, key, &peer.key) != UCS_OK) return nullptr;
   void* base = nullptr;
-  if (ucp_rkey_ptr(peer.key, offer.base, &base) != UCS_OK) return nullptr;
+  if (api_->rkey_ptr(peer.key, offer.base, &base) != UCS_OK) return nullptr;
   return static_cast<std::byte*>(base);
 }
 
 Ucx::~Ucx() {
   for (const Peer& peer : peers_) {
-    if (peer.key != nullptr) ucp_rkey_destroy(peer.key);
+    if (peer.key != nullptr) api_->rkey_destroy(peer.key);
   }
   for (const Peer& peer : peers_) {
     if (peer.endpoint == nullptr) continue;
     ucp_request_param_t force{};
     force.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
     force.flags = UCP_EP_CLOSE_FLAG_FORCE;
-    void* request = ucp_ep_close_nbx(peer.endpoint, &force);
+    void* request = api_->ep_close_nbx(peer.endpoint, &force);
     if (!UCS_PTR_IS_PTR(request)) continue;
     const Deadline deadline(seconds(1));
-    while (ucp_request_check_status(request) == UCS_INPROGRESS && !deadline.passed()) {
-      ucp_worker_progress(worker_);
+    while (api_->request_check_status(request) == UCS_INPROGRESS && !deadline.passed()) {
+      api_->worker_progress(worker_);
     }
-    ucp_request_free(request);
+    api_->request_free(request);
   }
-  if (memory_ != nullptr) ucp_mem_unmap(context_, memory_);
-  if (worker_ != nullptr) ucp_worker_destroy(worker_);
-  if (context_ != nullptr) ucp_cleanup(context_);
+  if (memory_ != nullptr) api_->mem_unmap(context_, memory_);
+  if (worker_ != nullptr) api_->worker_destroy(worker_);
+  if (context_ != nullptr) api_->cleanup(context_);
 }
 
 class UcxTransport final : public Transport {
@@ -335,12 +336,6 @@ Result<std::shared_ptr<Transport>> make_ucx_transport(std::shared_ptr<Control> c
     return std::shared_ptr<Transport>(std::move(transport));
   }
   return why_not;
-}
-
-void drop_ucx_signal_handlers() {
-  for (const int number : {SIGHUP, SIGILL, SIGBUS, SIGFPE, SIGSEGV}) {
-    ucs_debug_disable_signal(number);
-  }
 }
 
 }  // namespace sortie::exchange

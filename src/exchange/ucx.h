@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/status.h"
@@ -26,9 +27,5 @@ struct UcxOptions {
 // Errors are sentences and the same on all ranks: no shared memory left, a rank that never came.
 Result<std::shared_ptr<Transport>> make_ucx_transport(std::shared_ptr<Control> control,
                                                       const UcxOptions& options);
-
-// UCX installs handlers for SIGSEGV, SIGBUS and others when it is loaded, before main, where no
-// setting of ours can stop it. This restores the system's; to be called first thing in main.
-void drop_ucx_signal_handlers();
 
 }  // namespace sortie::exchange
