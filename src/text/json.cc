@@ -1,0 +1,105 @@
+#include "text/json.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <optional>
+
+namespace sortie::text {
+namespace {
+
+constexpr int kMaxKeys = 4096;
+
+// Looks at the brackets before any parser does, so that neither a parser's recursion nor its tree
+// depends on what the text says. Returns what is wrong, if anything.
+std::optional<std::string> refuse_shape(std::string_view text, bool count_keys) {
+  std::array<int, kMaxJsonDepth + 1> keys{};
+  int depth = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') {
+        ++i;
+      } else if (c == '"') {
+        in_string = false;
+      }
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '[' || c == '{') {
+      if (++depth > kMaxJsonDepth) return fmt::format("nests deeper than {} levels", kMaxJsonDepth);
+      keys[static_cast<size_t>(depth)] = 0;
+    } else if (c == ']' || c == '}') {
+      if (depth > 0) --depth;
+    } else if (c == ':' && count_keys && ++keys[static_cast<size_t>(depth)] > kMaxKeys) {
+      return fmt::format("has an object of more than {} keys", kMaxKeys);
+    }
+  }
+  return std::nullopt;
+}
+
+template <typename Json>
+Result<Json> parse_as(std::string_view text, const std::string& what, bool count_keys) {
+  if (const auto wrong = refuse_shape(text, count_keys)) {
+    return Status::invalid(fmt::format("{} {}, which is refused.", what, *wrong));
+  }
+  Json json = Json::parse(text.begin(), text.end(), nullptr, false);
+  if (json.is_discarded()) return Status::invalid(fmt::format("{} is not valid JSON.", what));
+  return json;
+}
+
+}  // namespace
+
+Result<nlohmann::json> parse_json(std::string_view text, const std::string& what) {
+  return parse_as<nlohmann::json>(text, what, false);
+}
+
+Result<nlohmann::ordered_json> parse_ordered_json(std::string_view text, const std::string& what) {
+  return parse_as<nlohmann::ordered_json>(text, what, true);
+}
+
+std::string dump_json(const nlohmann::ordered_json& value) {
+  return value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+Result<std::string> read_file(const std::string& path, int64_t max_bytes) {
+  // O_NONBLOCK: a folder may hold a FIFO under this name, and opening one must not wait.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) {
+    return Status::invalid(fmt::format("Cannot open {}: {}.", path, std::strerror(errno)));
+  }
+  std::string text;
+  Status status;
+  struct stat info {};
+  if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+    status = Status::invalid(fmt::format("{} is not a regular file.", path));
+  } else if (info.st_size > max_bytes) {
+    status = Status::invalid(fmt::format("{} has {} bytes; at most {} are read.", path,
+                                         static_cast<int64_t>(info.st_size), max_bytes));
+  } else {
+    text.resize(static_cast<size_t>(info.st_size));
+    size_t done = 0;
+    while (done < text.size()) {
+      const ssize_t n = ::read(fd, text.data() + done, text.size() - done);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) {
+        status = Status::invalid(fmt::format("Cannot read {}: {}.", path, std::strerror(errno)));
+      }
+      if (n <= 0) break;
+      done += static_cast<size_t>(n);
+    }
+    text.resize(done);
+  }
+  ::close(fd);
+  if (!status.is_ok()) return status;
+  return text;
+}
+
+bool file_exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
+
+}  // namespace sortie::text

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+
+namespace sortie::text {
+
+constexpr int kMaxJsonDepth = 64;
+
+// JSON without exceptions, at most kMaxJsonDepth deep; `what` names the text in the error.
+Result<nlohmann::json> parse_json(std::string_view text, const std::string& what);
+// The same with the keys in the file's order. Objects are limited to 4096 keys: ordered_json
+// compares every new key with all before it.
+Result<nlohmann::ordered_json> parse_ordered_json(std::string_view text, const std::string& what);
+
+// One line of JSON; text that is not UTF-8 is replaced.
+std::string dump_json(const nlohmann::ordered_json& value);
+
+// A whole regular file of at most `max_bytes`.
+Result<std::string> read_file(const std::string& path, int64_t max_bytes);
+bool file_exists(const std::string& path);
+
+}  // namespace sortie::text
