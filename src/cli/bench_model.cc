@@ -10,6 +10,7 @@
 #include "backends/cpu/isa.h"
 #include "cli/bandwidth.h"
 #include "cli/sequence.h"
+#include "cli/shapes.h"
 #include "exchange/local.h"
 #include "model/model.h"
 #include "model/plan.h"
@@ -20,47 +21,6 @@ namespace sortie::cli {
 namespace {
 
 using model::StepTimes;
-
-// DeepSeek-V2-Lite's config.json values.
-model::Config v2_lite() {
-  model::Config c;
-  c.model_type = "deepseek_v2";
-  c.vocab_size = 102400;
-  c.hidden_size = 2048;
-  c.intermediate_size = 10944;
-  c.moe_intermediate_size = 1408;
-  c.num_hidden_layers = 27;
-  c.num_attention_heads = 16;
-  c.n_shared_experts = 2;
-  c.n_routed_experts = 64;
-  c.num_experts_per_tok = 6;
-  c.first_k_dense_replace = 1;
-  c.kv_lora_rank = 512;
-  c.qk_nope_head_dim = 128;
-  c.qk_rope_head_dim = 64;
-  c.v_head_dim = 128;
-  c.rope_scaling = {.factor = 40, .mscale = 0.707, .mscale_all_dim = 0.707};
-  c.max_position_embeddings = 163840;
-  return c;
-}
-
-struct Form {
-  model::Dialect dialect;
-  model::Formats formats;
-};
-
-Result<Form> parse_form(const std::string& name) {
-  using model::Dialect;
-  using quant::Format;
-  if (name == "bf16") return Form{Dialect::kBf16, {}};
-  if (name == "fp8_block") return Form{Dialect::kFp8Block, {Format::kFp8Block, Format::kFp8Block}};
-  if (name == "w8a8_int8") {
-    return Form{Dialect::kCompressedTensorsInt8, {Format::kW8A8Int8, Format::kW8A8Int8}};
-  }
-  if (name == "w4afp8") return Form{Dialect::kW4Afp8, {Format::kW4Afp8, Format::kFp8Block}};
-  return Status::usage(
-      fmt::format("--format {} is unknown: take bf16, fp8_block, w4afp8 or w8a8_int8", name));
-}
 
 // One rank of the bench, all in this process.
 struct BenchRank {
@@ -76,14 +36,9 @@ class Bench {
 
   Status open(const BenchModelOptions& o) {
     options_ = o;
-    ASSIGN_OR_RETURN(form_, parse_form(o.format));
-    if (o.shape == "v2-lite") {
-      config_ = v2_lite();
-    } else {
-      ASSIGN_OR_RETURN(config_, model::load_config(o.shape));
-    }
+    ASSIGN_OR_RETURN(form_, bench_form(o.format));
+    ASSIGN_OR_RETURN(config_, bench_shape(o.shape));
     if (o.layers > 0) config_.num_hidden_layers = std::min(config_.num_hidden_layers, o.layers);
-    config_.num_nextn_predict_layers = 0;
     if (o.ep_size < 1 || config_.n_routed_experts % o.ep_size != 0) {
       return Status::usage(fmt::format("--ep-size {} does not divide {} experts", o.ep_size,
                                        config_.n_routed_experts));
@@ -172,7 +127,7 @@ class Bench {
   }
 
   BenchModelOptions options_;
-  Form form_{};
+  BenchForm form_;
   model::Config config_;
   int threads_ = 1;
   int64_t context_ = 0;

@@ -39,7 +39,7 @@ class Asker {
         answers_(questions_.size()) {}
 
   Status use_template(const std::string& folder) {
-    ASSIGN_OR_RETURN(template_, text::ChatTemplate::load(folder));
+    ASSIGN_OR_RETURN(template_, text::ModelTemplates::load(folder));
     return Status::ok();
   }
 
@@ -111,7 +111,7 @@ class Asker {
   const std::vector<Problem> questions_;
   engine::Engine& engine_;
   const std::shared_ptr<const text::Tokenizer> tokenizer_;
-  std::shared_ptr<const text::ChatTemplate> template_;
+  std::optional<text::ModelTemplates> template_;
   std::vector<Answer> answers_;
   std::mutex mutex_;
   size_t next_ = 0;

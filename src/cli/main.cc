@@ -10,6 +10,9 @@
 #include <vector>
 
 #include "base/log.h"
+#include "cli/bench_load.h"
+#include "cli/bench_model.h"
+#include "cli/bench_op.h"
 #include "cli/doctor.h"
 #include "cli/eval_goldens.h"
 #include "cli/eval_gsm8k.h"
@@ -17,9 +20,6 @@
 #include "cli/quantize_command.h"
 #include "cli/run.h"
 #include "exchange/launcher.h"
-#if SORTIE_HAS_UCX
-#include "exchange/ucx.h"
-#endif
 
 namespace sortie::cli {
 namespace {
@@ -41,7 +41,7 @@ CLI::App* add_command(CLI::App& parent, const char* name, const char* what, Acti
 template <typename Options>
 CLI::App* add_command(CLI::App& parent, const char* name, const char* what, Action& action,
                       std::shared_ptr<Options> options, const Launch& launch,
-                      Status (*function)(Options, const std::vector<std::string>&)) {
+                      Status (*function)(Options, const Launch&)) {
   CLI::App* command = parent.add_subcommand(name, what);
   command->callback([options, &launch, &action, function] {
     action = [options, &launch, function] { return function(*options, launch); };
@@ -113,6 +113,51 @@ void add_eval(CLI::App& app, const Launch& launch, Action& action) {
   gsm8k->add_flag("--json", q->json, "one JSON line");
 }
 
+void add_bench(CLI::App& app, Action& action) {
+  CLI::App* bench = app.add_subcommand("bench", "speed against this machine's own bounds");
+  bench->require_subcommand(1);
+
+  auto p = std::make_shared<BenchOpOptions>();
+  CLI::App* op = add_command(*bench, "op", "the experts' grouped GEMMs", action, p, bench_op);
+  op->add_option("--format", p->formats, "bf16, fp8_block, w8a8_int8, w4afp8")->delimiter(',');
+  op->add_option("--hidden", p->hidden)->delimiter(',');
+  op->add_option("--rows", p->rows, "rows an expert")->delimiter(',');
+  op->add_option("--experts", p->experts)->capture_default_str()->check(CLI::PositiveNumber);
+  op->add_option("--threads", p->threads, "0 = all usable CPUs");
+  op->add_option("--seconds", p->seconds, "a case")->capture_default_str();
+  op->add_flag("--json", p->json, "JSON lines");
+
+  auto m = std::make_shared<BenchModelOptions>();
+  const auto add_model = [&](CLI::App* command) {
+    command->add_option("--shape", m->shape, "v2-lite, or a folder with config.json")
+        ->capture_default_str();
+    command->add_option("--format", m->format)->capture_default_str();
+    command->add_option("--layers", m->layers, "0 = all of the shape");
+    command->add_option("--ep-size", m->ep_size)->capture_default_str();
+    command->add_option("--threads", m->threads, "a rank; 0 = its share");
+    command->add_option("--steps", m->steps)->capture_default_str()->check(CLI::PositiveNumber);
+    command->add_flag("--json", m->json, "JSON lines");
+  };
+  CLI::App* decode = add_command(*bench, "decode", "decode steps of a model made in memory", action,
+                                 m, bench_decode);
+  add_model(decode);
+  decode->add_option("--batch", m->batch, "requests a rank")->delimiter(',');
+  decode->add_option("--depth", m->depth, "tokens already cached")->delimiter(',');
+  decode->add_option("--prefill", m->prefill, "also a prompt of so many tokens");
+  CLI::App* moe =
+      add_command(*bench, "moe", "MoE layers, gate to combined output", action, m, bench_moe);
+  add_model(moe);
+  moe->add_option("--tokens", m->batch, "tokens a rank")->delimiter(',');
+
+  auto l = std::make_shared<BenchLoadOptions>();
+  CLI::App* load = add_command(*bench, "load", "load time and peak memory of a made checkpoint",
+                               action, l, bench_load);
+  load->add_option("--shape", l->shape)->capture_default_str();
+  load->add_option("--format", l->format)->capture_default_str();
+  load->add_option("--folder", l->folder, "where it is written (and removed, if made)")->required();
+  load->add_flag("--json", l->json, "a JSON line");
+}
+
 void add_doctor(CLI::App& app, Action& action) {
   auto o = std::make_shared<RunOptions>();
   CLI::App* command = add_command(app, "doctor", "this machine, and what a model would need of it",
@@ -135,7 +180,6 @@ int run(int argc, char** argv) {
   add_run(app, launch, action);
   add_quantize(app, action);
   add_eval(app, launch, action);
-  add_text(app, action);
   add_bench(app, action);
   add_doctor(app, action);
   try {
@@ -159,9 +203,6 @@ int run(int argc, char** argv) {
 }  // namespace sortie::cli
 
 int main(int argc, char** argv) {
-#if SORTIE_HAS_UCX
-  sortie::exchange::drop_ucx_signal_handlers();
-#endif
   std::signal(SIGPIPE, SIG_IGN);
   try {
     return sortie::cli::run(argc, argv);

@@ -35,7 +35,7 @@ class Generator {
     if (!options_.ids.empty()) return Status::ok();
     ASSIGN_OR_RETURN(tokenizer_, text::Tokenizer::load(options_.run.model));
     if (options_.chat) {
-      ASSIGN_OR_RETURN(template_, text::ChatTemplate::load(options_.run.model));
+      ASSIGN_OR_RETURN(template_, text::ModelTemplates::load(options_.run.model));
       if (!options_.system.empty()) say("system", options_.system);
     }
     return Status::ok();
@@ -166,7 +166,7 @@ class Generator {
   const GenerateOptions& options_;
   Ranks& ranks_;
   std::shared_ptr<const text::Tokenizer> tokenizer_;
-  std::shared_ptr<const text::ChatTemplate> template_;
+  std::optional<text::ModelTemplates> template_;
   nlohmann::ordered_json messages_ = nlohmann::ordered_json::array();
   std::unique_ptr<Serving> serving_;
   std::unique_ptr<SignalWatch> signals_;
