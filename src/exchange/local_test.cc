@@ -236,6 +236,20 @@ TEST(Local, IdleRanksSleepUntilThereIsWork) {
   });
 }
 
+// A fast peer's next header may arrive while a slow rank still reads the ones before.
+TEST(Local, HeadersStayUntilTheNextCall) {
+  Ranks ranks(2, with_timeouts(2, 5, 5));
+  ranks.run([&](Exchange& e) {
+    for (int step = 0; step < 50; ++step) {
+      auto headers = e.all_gather({.decode_rows = step});
+      ASSERT_TRUE(headers.is_ok());
+      if (e.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      EXPECT_EQ((*headers)[0].decode_rows, step);
+      EXPECT_EQ((*headers)[1].decode_rows, step);
+    }
+  });
+}
+
 TEST(Local, WakeEndsAnIdleWait) {
   Ranks ranks(2, with_timeouts(2, 30, 30));
   std::thread waker([&] {

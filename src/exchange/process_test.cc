@@ -320,6 +320,12 @@ TEST(ProcessGroup, AKilledParentLeavesNoOrphan) {
   FILE* in = fdopen(out[0], "r");
   std::vector<pid_t> children(2);
   for (pid_t& pid : children) ASSERT_EQ(std::fscanf(in, "%d", &pid), 1);
+  usleep(200000);
+  std::vector<pid_t> all = children;
+  all.push_back(parent);
+#if SORTIE_HAS_UCX
+  EXPECT_GE(segments_of(all), 3);  // they are at it
+#endif
   kill(parent, SIGKILL);
   EXPECT_EQ(waitpid(parent, nullptr, 0), parent);
   for (const pid_t pid : children) {
@@ -327,7 +333,7 @@ TEST(ProcessGroup, AKilledParentLeavesNoOrphan) {
     EXPECT_EQ(waitpid(pid, &status, 0), pid);  // ours now, as the subreaper
     EXPECT_TRUE(WIFSIGNALED(status) || WIFEXITED(status));
   }
-  EXPECT_EQ(segments_of(children), 0);
+  EXPECT_EQ(segments_of(all), 0);
   fclose(in);
 }
 
@@ -412,11 +418,18 @@ TEST(Ucx, TooLittleSharedMemoryIsASentenceOnEveryRank) {
 
 #endif
 
+// Rank 0 of a group that is busy until it is killed; prints its children.
 int parent_main(int size) {
-  auto group = start(size, {"idle"});
+#if SORTIE_HAS_UCX
+  const Args args = {"conform", "2", "1", "100000000", "sysv"};
+#else
+  const Args args = {"idle"};
+#endif
+  auto group = start(size, args);
   if (!group) return 1;
   for (int r = 1; r < size; ++r) fmt::print("{}\n", (*group)->pid(r));
   std::fflush(stdout);
+  roles().at(args[0])(**group, args);
   sleep(30);
   return 0;
 }

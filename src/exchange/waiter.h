@@ -49,6 +49,7 @@ class Waiter {
   const int size_;
   std::atomic<bool> aborted_{false};
   std::atomic<bool> woken_{false};
+  int spin_rest_ = 0;
   Status failure_;
 };
 
