@@ -26,30 +26,32 @@ void Engine::start() {
   started_ = true;
 }
 
-uint64_t Engine::submit(Request request, Sink sink) {
+uint64_t Engine::submit(Request request, const Sink& sink) {
+  const bool known = request.rank < static_cast<int>(ranks_.size());
   size_t rank = 0;
   {
     const std::lock_guard lock(mutex_);
     request.id = ++last_id_;
-    if (request.rank < static_cast<int>(ranks_.size())) {
-      rank =
-          request.rank >= 0
-              ? static_cast<size_t>(request.rank)
-              : static_cast<size_t>(std::min_element(load_.begin(), load_.end()) - load_.begin());
+    if (known) {
+      rank = request.rank >= 0 ? static_cast<size_t>(request.rank) : least_loaded();
       ++load_[rank];
-      in_flight_[request.id] = {std::make_shared<const Sink>(std::move(sink)), rank};
+      in_flight_[request.id] = {std::make_shared<const Sink>(sink), rank};
     }
   }
   const uint64_t id = request.id;
-  if (request.rank >= static_cast<int>(ranks_.size())) {
+  if (known) {
+    ranks_[rank]->submit(std::move(request));
+  } else {
     sink({.request = id,
           .finish = FinishReason::kError,
           .error = fmt::format("the request asks for rank {}, but the last rank is {}",
                                request.rank, ranks_.size() - 1)});
-  } else {
-    ranks_[rank]->submit(std::move(request));
   }
   return id;
+}
+
+size_t Engine::least_loaded() const {
+  return static_cast<size_t>(std::min_element(load_.begin(), load_.end()) - load_.begin());
 }
 
 void Engine::cancel(uint64_t request) {

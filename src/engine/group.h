@@ -31,7 +31,7 @@ class Engine {
   void start();
   // Serves on request.rank, or where the fewest requests are in flight (the lowest rank among
   // equals). request.id is chosen here and returned.
-  uint64_t submit(Request request, Sink sink);
+  uint64_t submit(Request request, const Sink& sink);
   void cancel(uint64_t request);
   void stop();
   // Waits for all ranks: ok after a stop, otherwise the failure of the lowest rank that has one.
@@ -43,6 +43,7 @@ class Engine {
     std::shared_ptr<const Sink> sink;
     size_t rank = 0;
   };
+  size_t least_loaded() const;  // with mutex_ held
   void on_event(size_t rank, const Event& event);
   void on_lost(size_t rank, const Status& status);
 

@@ -29,8 +29,8 @@ Status RemoteLink::on_frame(std::span<const std::byte> frame) {
   } else if (const auto* stats = std::get_if<RankStats>(&*message)) {
     const std::lock_guard lock(mutex_);
     stats_ = *stats;
-  } else if (auto* left = std::get_if<LeftMessage>(&*message)) {
-    leave(std::move(left->status));
+  } else if (const auto* left = std::get_if<LeftMessage>(&*message)) {
+    leave(left->status);
   } else {
     Status wrong = Status::rank_lost(name_ + " sent a control frame that only a front may send");
     leave(wrong);
@@ -44,7 +44,7 @@ void RemoteLink::on_closed() {
 }
 
 // The first word counts: a connection that closes after the rank has left is no news.
-void RemoteLink::leave(Status status) {
+void RemoteLink::leave(const Status& status) {
   {
     const std::lock_guard lock(mutex_);
     if (left_) return;

@@ -80,7 +80,7 @@ class RemoteLink final : public RankLink {
   RankStats stats() const override;
 
  private:
-  void leave(Status status);
+  void leave(const Status& status);
 
   const std::string name_;
   const SendFrame send_;

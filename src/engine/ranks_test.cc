@@ -1,4 +1,4 @@
-#include "engine/test_ranks.h"
+#include "engine/ranks_test.h"
 
 #include <gtest/gtest.h>
 

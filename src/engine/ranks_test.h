@@ -1,3 +1,4 @@
+// What engine_test.cc needs: ranks of this process and an engine whose answers are kept.
 #pragma once
 
 #include <condition_variable>
@@ -13,6 +14,13 @@
 #include "model/model.h"
 
 namespace sortie::engine {
+
+// Sanitizers make the reference backend ten to fifty times slower: tests then take fewer tokens.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
 
 // How a test's group of ranks is made.
 struct TestOptions {
