@@ -52,7 +52,7 @@ TEST(Command, WrongPathsAreNamed) {
   expect_error(run_sortie({"eval", "goldens", kMini, "/no/golden.json"}), 2, {"/no/golden.json"});
   expect_error(run_sortie({"eval", "gsm8k", kMini, "--data", "/no/data.jsonl"}), 2,
                {"/no/data.jsonl"});
-  expect_error(run_sortie({"quantize", "/no/such/model", "/tmp/x", "--format", "w4afp8"}), 1,
+  expect_error(run_sortie({"quantize", "/no/such/model", "/no/such/out", "--format", "w4afp8"}), 1,
                {"/no/such/model"});
 }
 
@@ -76,7 +76,10 @@ TEST(Command, TruncatedAndLyingFiles) {
                  {"model.safetensors"});
   }
   Damaged d;
-  std::ofstream(d.folder / "config.json") << R"({"model_type": "deepseek_v3", "hidden_size": -1})";
+  std::ifstream original(kData + "formats/bf16/config.json");
+  std::string config((std::istreambuf_iterator<char>(original)), std::istreambuf_iterator<char>());
+  config.replace(config.find("\"hidden_size\": 256"), 18, "\"hidden_size\": -25");
+  std::ofstream(d.folder / "config.json") << config;
   expect_error(run_sortie({"run", d.folder.path(), "--ids", kIds, "--quiet"}), 1, {"hidden_size"});
   std::ofstream(d.folder / "config.json") << "{";
   expect_error(run_sortie({"run", d.folder.path(), "--ids", kIds, "--quiet"}), 1, {"config.json"});
@@ -86,7 +89,7 @@ TEST(Command, PromptsThatDoNotFit) {
   const std::string model = kData + "formats/bf16";
   expect_error(run_sortie({"run", model, "--ids", kIds, "--quiet", "--context-length", "8"}), 1,
                {"9", "8"});
-  expect_error(run_sortie({"run", model, "--ids", "5,9999", "--quiet"}), 1, {"9999", "512"});
+  expect_error(run_sortie({"run", model, "--ids", "5,9999", "--quiet"}), 1, {"9999", "511"});
   expect_error(run_sortie({"run", model, "--ids", "5,-3", "--quiet"}), 1, {"-3"});
   const Finished none =
       run_sortie({"run", model, "--ids", "5", "--quiet", "--max-new-tokens", "0"});

@@ -102,10 +102,12 @@ const CLI::App* innermost(const CLI::App* app) {
 std::string usage_error(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::App* command = innermost(&app);
   const std::string name = command == &app ? "sortie" : "sortie " + command->get_display_name();
-  if (error.get_name() == "ExtrasError") {
-    const std::vector<std::string> extras = command->remaining();
-    const std::string given =
-        extras.empty() ? "" : extras.front().substr(0, extras.front().find('='));
+  // What nothing took: a flag if there is one, or else a word, as a mistyped command is.
+  std::vector<std::string> extras = command->remaining();
+  std::stable_partition(extras.begin(), extras.end(),
+                        [](const std::string& e) { return e.starts_with('-'); });
+  if (!extras.empty()) {
+    const std::string given = extras.front().substr(0, extras.front().find('='));
     std::vector<std::string> known;
     for (const CLI::Option* o : command->get_options()) {
       if (o->get_group().empty()) continue;  // hidden
@@ -121,7 +123,9 @@ std::string usage_error(const CLI::App& app, const CLI::ParseError& error) {
     return fmt::format("{}: {} is unknown{}; --help lists what there is", name, given,
                        nearest == known.end() ? "" : "; the nearest is " + *nearest);
   }
-  return fmt::format("{}: {}", name, error.what());
+  std::string what = error.what();
+  if (what == "--model-path is required") what = "MODEL is required: give the model's folder";
+  return fmt::format("{}: {}", name, what);
 }
 
 }  // namespace sortie::cli

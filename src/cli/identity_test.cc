@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/cpu/isa.h"
 #include "cli/ranks.h"
 #include "cli/sequence.h"
 
@@ -150,7 +151,10 @@ class Identity : public testing::TestWithParam<std::string> {};
 
 TEST_P(Identity, LogitsAreTheSameBits) {
   const std::string folder = SORTIE_SOURCE_DIR "/tests/data/" + GetParam();
-  for (const std::string device : {"cpu", "reference"}) {
+  for (const std::string isa : {"generic", "avx512", "reference"}) {
+    const std::string device = isa == "reference" ? "reference" : "cpu";
+    setenv("SORTIE_ISA", device == "cpu" ? isa.c_str() : "generic", 1);
+    if (!cpu::choose_isa().is_ok()) continue;  // not on this processor
     const std::vector<float> alone = probe_logits(folder, {.name = "alone"}, device);
     ASSERT_FALSE(alone.empty());
     for (const Scenario& s : kScenarios) {
@@ -158,9 +162,10 @@ TEST_P(Identity, LogitsAreTheSameBits) {
       const std::vector<float> logits = probe_logits(folder, s, device);
       ASSERT_EQ(logits.size(), alone.size()) << s.name;
       EXPECT_EQ(std::memcmp(logits.data(), alone.data(), alone.size() * sizeof(float)), 0)
-          << device << ": " << s.name;
+          << isa << ": " << s.name;
     }
   }
+  unsetenv("SORTIE_ISA");
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, Identity,

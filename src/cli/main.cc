@@ -19,6 +19,7 @@
 #include "cli/flags.h"
 #include "cli/quantize_command.h"
 #include "cli/run.h"
+#include "cli/text_commands.h"
 #include "exchange/launcher.h"
 
 namespace sortie::cli {
@@ -113,6 +114,27 @@ void add_eval(CLI::App& app, const Launch& launch, Action& action) {
   gsm8k->add_flag("--json", q->json, "one JSON line");
 }
 
+// Commands over lines of stdin and stdout.
+void add_text(CLI::App& app, Action& action) {
+  using Function = Status (*)(const TextCommandOptions&, std::istream&, std::ostream&);
+  const auto o = std::make_shared<TextCommandOptions>();
+  const auto add = [&](const char* name, const char* what, Function function) {
+    CLI::App* command = app.add_subcommand(name, what);
+    command->add_option("MODEL,--model-path", o->folder, "a folder with the files that this needs")
+        ->required();
+    command->callback([o, &action, function] {
+      action = [o, function] { return function(*o, std::cin, std::cout); };
+    });
+    return command;
+  };
+  add("tokenize", "{\"text\"} a line in, {\"ids\"} a line out", tokenize_command)
+      ->add_flag("--add-special", o->add_special, "with BOS and whatever else the model adds");
+  add("detokenize", "{\"ids\"} a line in, {\"text\"} a line out", detokenize_command)
+      ->add_flag("--skip-special", o->skip_special, "special tokens leave no text");
+  add("render", "{\"messages\", …} a line in, {\"text\"} or {\"error\"} a line out", render_command)
+      ->add_option("--template", o->template_file, "a template file instead of the model's own");
+}
+
 void add_bench(CLI::App& app, Action& action) {
   CLI::App* bench = app.add_subcommand("bench", "speed against this machine's own bounds");
   bench->require_subcommand(1);
@@ -180,6 +202,7 @@ int run(int argc, char** argv) {
   add_run(app, launch, action);
   add_quantize(app, action);
   add_eval(app, launch, action);
+  add_text(app, action);
   add_bench(app, action);
   add_doctor(app, action);
   try {

@@ -98,7 +98,7 @@ class Generator {
       print(piece);
       if (piece.event.token >= 0 && first_token_ == TimePoint{}) first_token_ = Clock::now();
       if (piece.event.finish == FinishReason::kNone) continue;
-      std::cout << '\n' << std::flush;
+      if (piece.event.error.empty() || !answer.empty()) std::cout << '\n' << std::flush;
       last_ = piece.event;
       to_first_ = to_seconds(first_token_ - start);
       after_first_ = to_seconds(Clock::now() - first_token_);
@@ -114,9 +114,7 @@ class Generator {
 
   void print(const TextEvent& piece) const {
     if (piece.event.token < 0 && piece.text.empty()) return;
-    if (options_.print_ids) {
-      std::cout << piece.event.token << ' ' << std::flush;
-    } else if (options_.sampling.logprobs) {
+    if (options_.sampling.logprobs) {
       std::cout << fmt::format("{}\t{:.9g}\t{}", piece.event.token, piece.event.logprob,
                                nlohmann::json(piece.text)
                                    .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
@@ -124,6 +122,8 @@ class Generator {
         std::cout << fmt::format("\t{}:{:.9g}", t.id, t.logprob);
       }
       std::cout << std::endl;
+    } else if (options_.print_ids) {
+      std::cout << piece.event.token << ' ' << std::flush;
     } else {
       std::cout << piece.text << std::flush;
     }
@@ -131,7 +131,7 @@ class Generator {
 
   // Speed against what reading the weights once a token allows, and where the time went.
   void print_stats(const std::vector<engine::RankStats>& stats) const {
-    const double read_gbs = measure_read_bandwidth(options_.run.threads * ranks_.size());
+    const double read_gbs = measure_read_bandwidth(ranks_.options().threads * ranks_.size());
     const RunOptions& o = ranks_.options();
     const auto formats = formats_of(ranks_.config(), o);
     const model::MemoryPlan plan = model::memory_plan(ranks_.config(), formats);
