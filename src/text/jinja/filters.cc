@@ -196,8 +196,11 @@ const Filters& value_filters() {
       {"default", default_value},
       {"d", default_value},
       {"attr",
-       [](I& in, V& v, A& a) {
-         return in.attribute(v, require_string(a.get(0, "name", {}), "attr's name"));
+       [](I& in, V& v, A& a) {  // attributes alone, where x.name also takes a dict's keys
+         const Value name = a.get(0, "name", {});
+         const std::string& text = require_string(name, "attr's name");
+         const bool key = v.as_dict() != nullptr && !has_method(v, text);
+         return key ? Value::undefined("a dict has no attributes") : in.attribute(v, text);
        }},
   };
   return kFilters;

@@ -11,8 +11,9 @@ namespace {
 
 using I = Interpreter;
 
-// x.a.b for "a.b"; numbers are subscripts. A null path is the value itself.
-Value follow_path(I& in, Value value, const Value& path) {
+// x.a.b for "a.b"; numbers are subscripts. A null path is the value itself. What is undefined on
+// the way becomes `otherwise`, if there is one.
+Value follow_path(I& in, Value value, const Value& path, const Value* otherwise = nullptr) {
   int64_t index = 0;
   if (path.is_none()) return value;
   if (path.whole(index)) return in.subscript(value, path);
@@ -23,6 +24,7 @@ Value follow_path(I& in, Value value, const Value& path) {
         !name.empty() && name.size() < 10 &&
         std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; });
     value = in.subscript(value, number ? Value(static_cast<int64_t>(std::stoll(name))) : part);
+    if (otherwise != nullptr && value.is_undefined()) value = *otherwise;
   }
   return value;
 }
@@ -41,9 +43,7 @@ Value map(I& in, const Value& v, const Arguments& a) {
   if (const Value* path = a.find(SIZE_MAX, "attribute"); path != nullptr && a.positional.empty()) {
     const Value* otherwise = a.find(SIZE_MAX, "default");
     for (const Value& item : items->items) {
-      Value found = follow_path(in, item, *path);
-      result.push_back(found.is_undefined() && otherwise != nullptr ? *otherwise
-                                                                    : std::move(found));
+      result.push_back(follow_path(in, item, *path, otherwise));
     }
     return Value::list(std::move(result));
   }
