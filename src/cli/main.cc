@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "cli/bench_exchange.h"
 #include "cli/bench_load.h"
 #include "cli/bench_model.h"
 #include "cli/bench_op.h"
@@ -135,7 +136,7 @@ void add_text(CLI::App& app, Action& action) {
       ->add_option("--template", o->template_file, "a template file instead of the model's own");
 }
 
-void add_bench(CLI::App& app, Action& action) {
+void add_bench(CLI::App& app, const Launch& launch, Action& action) {
   CLI::App* bench = app.add_subcommand("bench", "speed against this machine's own bounds");
   bench->require_subcommand(1);
 
@@ -171,6 +172,18 @@ void add_bench(CLI::App& app, Action& action) {
   add_model(moe);
   moe->add_option("--tokens", m->batch, "tokens a rank")->delimiter(',');
 
+  auto x = std::make_shared<BenchExchangeOptions>();
+  CLI::App* exchange = add_command(*bench, "exchange", "dispatch and combine between the ranks",
+                                   action, x, launch, bench_exchange_command);
+  exchange->add_option("--ep-size", x->ep_size)->capture_default_str();
+  exchange->add_option("--moe-a2a-backend", x->a2a_backend, "ucx or local")->capture_default_str();
+  exchange->add_option("--tokens", x->tokens, "a rank")->delimiter(',');
+  exchange->add_option("--hidden", x->hidden)->capture_default_str();
+  exchange->add_option("--topk", x->topk)->capture_default_str();
+  exchange->add_option("--experts", x->experts)->capture_default_str();
+  exchange->add_option("--repeats", x->repeats)->capture_default_str()->check(CLI::PositiveNumber);
+  exchange->add_flag("--json", x->json, "JSON lines");
+
   auto l = std::make_shared<BenchLoadOptions>();
   CLI::App* load = add_command(*bench, "load", "load time and peak memory of a made checkpoint",
                                action, l, bench_load);
@@ -203,7 +216,7 @@ int run(int argc, char** argv) {
   add_quantize(app, action);
   add_eval(app, launch, action);
   add_text(app, action);
-  add_bench(app, action);
+  add_bench(app, launch, action);
   add_doctor(app, action);
   try {
     app.parse(argc, argv);
