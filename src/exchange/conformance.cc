@@ -43,7 +43,7 @@ Batch make_batch(uint64_t seed, int rank, int64_t limit, int experts, int64_t ro
     const uint64_t v = mix(seed, static_cast<uint64_t>(rank), 7, static_cast<uint64_t>(i));
     // A few ids of a few experts, so that repetitions and idle ranks occur; a fifth are -1.
     const bool none = v % 5 == 0;
-    const auto range = static_cast<uint64_t>(v % 3 == 0 ? 2 : experts);
+    const auto range = v % 3 == 0 ? uint64_t{2} : static_cast<uint64_t>(experts);
     b.ids.push_back(none ? -1 : static_cast<int32_t>((v >> 16) % range));
     b.weights.push_back(static_cast<float>(v >> 40));
   }
@@ -54,9 +54,10 @@ Batch make_batch(uint64_t seed, int rank, int64_t limit, int experts, int64_t ro
 }
 
 float part_value(uint64_t seed, int expert_rank, int home, int64_t token, int64_t h) {
-  return static_cast<float>(mix(seed, static_cast<uint64_t>(expert_rank * 64 + home),
-                                static_cast<uint64_t>(token), static_cast<uint64_t>(h)) >>
-                            40);
+  return static_cast<float>(
+      mix(seed, static_cast<uint64_t>(expert_rank) * 64 + static_cast<uint64_t>(home),
+          static_cast<uint64_t>(token), static_cast<uint64_t>(h)) >>
+      40);
 }
 
 // The lists by nested loops, from the definition.
@@ -127,6 +128,7 @@ std::string one_layer(Exchange& exchange, uint64_t seed, int layer, bool prefill
   const int64_t limit = normal ? o.max_normal_tokens : o.max_dispatch_tokens;
   const auto row_bytes = static_cast<int64_t>(4 + seed % 25 * 4);
   std::vector<Batch> all;
+  all.reserve(static_cast<size_t>(exchange.size()));
   for (int r = 0; r < exchange.size(); ++r) {
     all.push_back(make_batch(seed, r, limit, o.experts, row_bytes));
   }

@@ -313,18 +313,18 @@ TEST(ProcessGroup, AKilledParentLeavesNoOrphan) {
   const pid_t parent = fork();
   if (parent == 0) {
     dup2(out[1], STDOUT_FILENO);
-    execl("/proc/self/exe", "exchange_test", "--parent-of", "3", nullptr);
+    execl("/proc/self/exe", "exchange_test", "--parent-of", "4", nullptr);
     _exit(127);
   }
   close(out[1]);
   FILE* in = fdopen(out[0], "r");
-  std::vector<pid_t> children(2);
+  std::vector<pid_t> children(3);
   for (pid_t& pid : children) ASSERT_EQ(std::fscanf(in, "%d", &pid), 1);
   usleep(200000);
   std::vector<pid_t> all = children;
   all.push_back(parent);
 #if SORTIE_HAS_UCX
-  EXPECT_GE(segments_of(all), 3);  // they are at it
+  EXPECT_GE(segments_of(all), 4);  // they are at it
 #endif
   kill(parent, SIGKILL);
   EXPECT_EQ(waitpid(parent, nullptr, 0), parent);
