@@ -139,7 +139,8 @@ Value default_value(Interpreter&, const Value& v, const Arguments& a) {
 
 Value indent_text(Interpreter& in, const Value& v, const Arguments& a) {
   std::string by;
-  if (const std::string* s = a.get(0, "width", int64_t{4}).string()) {
+  const Value width = a.get(0, "width", int64_t{4});
+  if (const std::string* s = width.string()) {
     by = *s;
   } else {
     by.assign(static_cast<size_t>(std::clamp<int64_t>(a.whole(0, "width", 4), 0, 10'000)), ' ');

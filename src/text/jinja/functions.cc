@@ -40,7 +40,8 @@ std::vector<std::pair<Value, Value>> pairs(Interpreter& in, const Arguments& a) 
     if (const Dict* dict = a.positional[0].as_dict()) {
       result = dict->items();
     } else {
-      for (const Value& item : iterate(a.positional[0], in.budget())->items) {
+      const auto all = iterate(a.positional[0], in.budget());
+      for (const Value& item : all->items) {
         const auto pair = iterate(item, in.budget());
         if (pair->items.size() != 2) fail("dict() needs pairs");
         result.emplace_back(pair->items[0], pair->items[1]);

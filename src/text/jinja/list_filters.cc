@@ -91,7 +91,8 @@ struct Keyed {
 
 std::vector<Keyed> keyed(I& in, const Value& v, const Value& path, bool case_sensitive) {
   std::vector<Keyed> result;
-  for (const Value& item : iterate(v, in.budget())->items) {
+  const auto all = iterate(v, in.budget());
+  for (const Value& item : all->items) {
     in.budget().charge(1);
     result.push_back({sort_key(in, item, path, case_sensitive), item});
   }
@@ -158,7 +159,8 @@ Value extreme(I& in, const Value& v, const Arguments& a, bool largest) {
 Value sum(I& in, const Value& v, const Arguments& a) {
   Value total = a.get(1, "start", int64_t{0});
   const Value path = a.get(0, "attribute", {});
-  for (const Value& item : iterate(v, in.budget())->items) {
+  const auto all = iterate(v, in.budget());
+  for (const Value& item : all->items) {
     total = arithmetic("+", total, follow_path(in, item, path), in.budget());
   }
   return total;
@@ -167,7 +169,8 @@ Value sum(I& in, const Value& v, const Arguments& a) {
 Value join_items(I& in, const Value& v, const Arguments& a) {
   const Value path = a.get(1, "attribute", {});
   List parts;
-  for (const Value& item : iterate(v, in.budget())->items) {
+  const auto all = iterate(v, in.budget());
+  for (const Value& item : all->items) {
     parts.items.push_back(follow_path(in, item, path));
   }
   return join(parts, to_text(a.get(0, "d", ""), in.budget()), in.budget());
