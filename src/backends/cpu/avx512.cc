@@ -53,6 +53,8 @@ inline __m512 exp(__m512 x) {
 int64_t prepared_bytes(Format format, int64_t k) {
   const int64_t padded = (k + quant::kGroup - 1) / quant::kGroup * quant::kGroup;
   switch (format) {
+    case Format::kBf16:
+      return 4 * padded;
     case Format::kW8A8Int8:
       return padded;
     case Format::kFp8Block:
@@ -264,6 +266,48 @@ void weigh(const float* x, float weight, int64_t n, bool first, float* sum) {
   }
 }
 
+uint64_t read(const std::byte* p, int64_t bytes) {
+  __m512i sum[4] = {};
+  for (int64_t i = 0; i < bytes; i += 512) {
+    for (int j = 0; j < 8; ++j)
+      sum[j % 4] = _mm512_add_epi64(sum[j % 4], _mm512_loadu_si512(p + i + 64 * j));
+  }
+  return static_cast<uint64_t>(_mm512_reduce_add_epi64(
+      _mm512_add_epi64(_mm512_add_epi64(sum[0], sum[1]), _mm512_add_epi64(sum[2], sum[3]))));
+}
+
+// 12 chains hide the latency. The barrier keeps the compiler from folding equal steps.
+template <typename Step>
+int64_t repeat(int64_t rounds, int64_t operations, const Step& step) {
+  __m512i chain[12] = {};
+  for (int64_t i = 0; i < rounds; ++i) {
+    for (__m512i& c : chain) {
+      c = step(c);
+      asm volatile("" : "+v"(c));
+    }
+  }
+  return rounds * 12 * operations;
+}
+
+int64_t multiply(int arithmetic, int64_t rounds) {
+  const __m512i small = _mm512_set1_epi32(0x00010001);
+  const __m512 half = _mm512_set1_ps(0.5f);
+  const auto bits = reinterpret_cast<__m512bh>(_mm512_set1_epi16(0x3f00));
+  switch (arithmetic) {
+    case 0:
+      return repeat(rounds, 32, [half](__m512i c) {
+        return _mm512_castps_si512(_mm512_fmadd_ps(_mm512_castsi512_ps(c), half, half));
+      });
+    case 1:
+      return repeat(rounds, 64, [bits](__m512i c) {
+        return _mm512_castps_si512(_mm512_dpbf16_ps(_mm512_castsi512_ps(c), bits, bits));
+      });
+    default:
+      return repeat(rounds, 128,
+                    [small](__m512i c) { return _mm512_dpbusd_epi32(c, small, small); });
+  }
+}
+
 }  // namespace
 
 const Kernels kAvx512Kernels = {
@@ -280,6 +324,8 @@ const Kernels kAvx512Kernels = {
     .silu_mul = silu_mul,
     .add = add,
     .weigh = weigh,
+    .read = read,
+    .multiply = multiply,
 };
 
 }  // namespace sortie::cpu

@@ -89,10 +89,6 @@ inline __m512i load_bytes(const std::byte* p, int64_t count) {
   return count <= 0 ? _mm512_setzero_si512() : _mm512_maskz_loadu_epi8((1ULL << count) - 1U, p);
 }
 
-inline __m512 dot_bf16(__m512 acc, __m512i a, __m512i b) {
-  return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
-}
-
 struct Fp8Weights {
   static constexpr int64_t kGroupBytes = kGroup;
   static constexpr bool kScaleOfRow = true;  // the activation's scale is a part of the group's
@@ -133,8 +129,10 @@ struct GroupGemm {
     __m512 sum;
   };
   static constexpr int kRows = 3;
+  static constexpr int kStreamed = 3;
   static constexpr int64_t kBlock = 8 * kGroup;
   static constexpr int64_t kScales = 16;
+  static int64_t weight_bytes(int64_t k) { return k * W::kGroupBytes / kGroup; }
 
   static const uint16_t* x(const GemmRow& row, int64_t group) {
     return reinterpret_cast<const uint16_t*>(row.x) + group * kGroup;
@@ -147,23 +145,31 @@ struct GroupGemm {
   template <int R>
   static void dot(const Panel& p, int64_t n, Acc (&acc)[R]) {
     const std::byte* w = p.w + n * p.w_stride;
-    alignas(64) float scales[kScales];
-    for (int64_t begin = 0; begin * kGroup < p.k; begin += kScales) {
-      const int64_t left = (p.k - begin * kGroup + kGroup - 1) / kGroup;
-      const int64_t count = left < kScales ? left : kScales;
-      W::scales(p, n, begin, count, scales);
+    __m512 a[R];
+    unroll<R>([&](auto r) SORTIE_INLINE { a[r.value] = acc[r.value].sum; });
+    const int64_t groups = (p.k + kGroup - 1) / kGroup;
+    for (int64_t first = 0; first < groups; first += kScales) {
+      const int64_t count = groups - first < kScales ? groups - first : kScales;
+      alignas(64) float scales[kScales];
+      W::scales(p, n, first, count, scales);
       for (int64_t i = 0; i < count; ++i) {
-        const int64_t g = begin + i;
+        const int64_t g = first + i;
         __m512i codes[kVectors];
+        for (int64_t line = 0; line < W::kGroupBytes; line += 64)
+          prefetch_ahead(w + g * W::kGroupBytes + line);
         W::unpack(w + g * W::kGroupBytes, p.k - g * kGroup, codes);
-        for (int r = 0; r < R; ++r) {
-          const uint16_t* in = x(p.rows[r], g);
+        unroll<R>([&](auto r) SORTIE_INLINE {
+          const uint16_t* in = x(p.rows[r.value], g);
           __m512 sum = _mm512_setzero_ps();
-          for (int v = 0; v < kVectors; ++v) sum = dot_bf16(sum, vector(in, v), codes[v]);
-          acc[r].sum = _mm512_fmadd_ps(sum, group_scale(p.rows[r], g, scales[i]), acc[r].sum);
-        }
+          unroll<kVectors>([&](auto v) SORTIE_INLINE {
+            sum = dot_bf16(sum, codes[v.value], vector(in, v.value));
+          });
+          const __m512 scale = group_scale(p.rows[r.value], g, scales[i]);
+          a[r.value] = _mm512_fmadd_ps(sum, scale, a[r.value]);
+        });
       }
     }
+    unroll<R>([&](auto r) SORTIE_INLINE { acc[r.value].sum = a[r.value]; });
   }
 
   struct Block {
@@ -193,33 +199,38 @@ struct GroupGemm {
   static void tile(const Panel& /*panel*/, const Block& b, const GemmRow* rows,
                    Acc (*acc)[kPanelColumns]) {
     __m512 a[R][kPanelColumns];
-    const uint16_t* in[R];
-    for (int r = 0; r < R; ++r) {
-      in[r] = x(rows[r], b.group);
-      for (int j = 0; j < kPanelColumns; ++j) a[r][j] = acc[r][j].sum;
-    }
+    unroll<R>([&](auto r) SORTIE_INLINE {
+      unroll<kPanelColumns>([&](auto j)
+                                SORTIE_INLINE { a[r.value][j.value] = acc[r.value][j.value].sum; });
+    });
     for (int64_t g = 0; g < b.groups; ++g) {
       __m512 sum[R][kPanelColumns];
-      for (int v = 0; v < kVectors; ++v) {
+      unroll<kVectors>([&](auto v) SORTIE_INLINE {
         __m512i w[kPanelColumns];
-        for (int j = 0; j < kPanelColumns; ++j)
-          w[j] = _mm512_load_si512(b.w[j] + g * kGroup + 32 * v);
-        for (int r = 0; r < R; ++r) {
-          const __m512i row = vector(in[r] + g * kGroup, v);
-          for (int j = 0; j < kPanelColumns; ++j)
-            sum[r][j] = dot_bf16(v == 0 ? _mm512_setzero_ps() : sum[r][j], row, w[j]);
-        }
-      }
-      for (int r = 0; r < R; ++r) {
-        for (int j = 0; j < kPanelColumns; ++j) {
-          const __m512 scale = group_scale(rows[r], b.group + g, b.scales[j][g]);
-          a[r][j] = _mm512_fmadd_ps(sum[r][j], scale, a[r][j]);
-        }
-      }
+        unroll<kPanelColumns>([&](auto j) SORTIE_INLINE {
+          w[j.value] = held(_mm512_load_si512(b.w[j.value] + g * kGroup + 32 * v.value));
+        });
+        unroll<R>([&](auto r) SORTIE_INLINE {
+          const __m512i row = held(vector(x(rows[r.value], b.group + g), v.value));
+          unroll<kPanelColumns>([&](auto j) SORTIE_INLINE {
+            const __m512 from = v.value == 0 ? _mm512_setzero_ps() : sum[r.value][j.value];
+            sum[r.value][j.value] = dot_bf16(from, w[j.value], row);
+          });
+        });
+      });
+      unroll<R>([&](auto r) SORTIE_INLINE {
+        // The columns of a tile lie in one block of 128.
+        const __m512 common = group_scale(rows[r.value], b.group + g, b.scales[0][g]);
+        unroll<kPanelColumns>([&](auto j) SORTIE_INLINE {
+          const __m512 scale = W::kScaleOfRow ? common : _mm512_set1_ps(b.scales[j.value][g]);
+          a[r.value][j.value] = _mm512_fmadd_ps(sum[r.value][j.value], scale, a[r.value][j.value]);
+        });
+      });
     }
-    for (int r = 0; r < R; ++r) {
-      for (int j = 0; j < kPanelColumns; ++j) acc[r][j].sum = a[r][j];
-    }
+    unroll<R>([&](auto r) SORTIE_INLINE {
+      unroll<kPanelColumns>([&](auto j)
+                                SORTIE_INLINE { acc[r.value][j.value].sum = a[r.value][j.value]; });
+    });
   }
 
   static void store(const Panel& /*panel*/, const GemmRow& row, int64_t n, int64_t columns,
@@ -246,6 +257,10 @@ int32_t prepare_int8(const std::byte* codes, int64_t k, std::byte* out) {
 
 int32_t avx512_prepare(quant::Format format, const std::byte* codes, int64_t k, std::byte* out) {
   if (format == quant::Format::kW8A8Int8) return prepare_int8(codes, k, out);
+  if (format == quant::Format::kBf16) {
+    avx512_prepare_f32(reinterpret_cast<const float*>(codes), k, reinterpret_cast<float*>(out));
+    return 0;
+  }
   for (int64_t i = 0; i < k; i += kGroup, out += 2 * kGroup) {
     __m512i a = load_bytes(codes + i, k - i);
     __m512i b = load_bytes(codes + i + 64, k - i - 64);

@@ -10,37 +10,50 @@ struct Int8Gemm {
     __m512i sum;
   };
   static constexpr int kRows = 6;
+  static constexpr int kStreamed = 4;
   static constexpr int64_t kBlock = 2048;
 
+  static int64_t weight_bytes(int64_t k) { return k; }
   static __m512i flip(__m512i w) { return _mm512_xor_si512(w, _mm512_set1_epi8(-128)); }
   static __m512i load(const std::byte* p) { return _mm512_loadu_si512(p); }
+  static __mmask64 first_bytes(int64_t n) { return n >= 64 ? ~0ULL : (1ULL << n) - 1U; }
   // Prepared rows are padded with zeros, so what stands past the end of a weight row only must not
   // be read.
-  static __m512i load_weights(const std::byte* w, int64_t left) {
-    if (left >= 64) return flip(load(w));
-    return flip(_mm512_maskz_loadu_epi8((1ULL << left) - 1U, w));
+  static __m512i load_weights(__mmask64 m, const std::byte* w) {
+    return flip(_mm512_maskz_loadu_epi8(m, w));
   }
 
   template <int R>
   static void dot(const Panel& p, int64_t n, Acc (&acc)[R]) {
     const std::byte* w = p.w + n * p.w_stride;
     // Two chains a row; integer sums do not mind.
-    Acc second[R] = {};
+    __m512i first[R];
+    __m512i second[R];
+    unroll<R>([&](auto r) SORTIE_INLINE {
+      first[r.value] = acc[r.value].sum;
+      second[r.value] = _mm512_setzero_si512();
+    });
     int64_t k = 0;
     for (; k + 128 <= p.k; k += 128) {
+      prefetch_ahead(w + k);
+      prefetch_ahead(w + k + 64);
       const __m512i w0 = flip(load(w + k));
       const __m512i w1 = flip(load(w + k + 64));
-      for (int r = 0; r < R; ++r) {
-        acc[r].sum = _mm512_dpbusd_epi32(acc[r].sum, w0, load(p.rows[r].x + k));
-        second[r].sum = _mm512_dpbusd_epi32(second[r].sum, w1, load(p.rows[r].x + k + 64));
-      }
+      unroll<R>([&](auto r) SORTIE_INLINE {
+        const std::byte* x = p.rows[r.value].x + k;
+        first[r.value] = dot_int8(first[r.value], w0, load(x));
+        second[r.value] = dot_int8(second[r.value], w1, load(x + 64));
+      });
     }
     for (; k < p.k; k += 64) {
-      const __m512i v = load_weights(w + k, p.k - k);
-      for (int r = 0; r < R; ++r)
-        acc[r].sum = _mm512_dpbusd_epi32(acc[r].sum, v, load(p.rows[r].x + k));
+      const __m512i v = load_weights(first_bytes(p.k - k), w + k);
+      unroll<R>([&](auto r) SORTIE_INLINE {
+        first[r.value] = dot_int8(first[r.value], v, load(p.rows[r.value].x + k));
+      });
     }
-    for (int r = 0; r < R; ++r) acc[r].sum = _mm512_add_epi32(acc[r].sum, second[r].sum);
+    unroll<R>([&](auto r) SORTIE_INLINE {
+      acc[r.value].sum = _mm512_add_epi32(first[r.value], second[r.value]);
+    });
   }
 
   struct Block {
@@ -59,31 +72,33 @@ struct Int8Gemm {
   static void tile(const Panel& /*panel*/, const Block& b, const GemmRow* rows,
                    Acc (*acc)[kPanelColumns]) {
     __m512i a[R][kPanelColumns];
-    const std::byte* in[R];
-    for (int r = 0; r < R; ++r) {
-      in[r] = rows[r].x + b.k;
-      for (int j = 0; j < kPanelColumns; ++j) a[r][j] = acc[r][j].sum;
-    }
-    const auto step = [&](const __m512i(&w)[kPanelColumns], int64_t k) {
-      for (int r = 0; r < R; ++r) {
-        const __m512i v = load(in[r] + k);
-        for (int j = 0; j < kPanelColumns; ++j) a[r][j] = _mm512_dpbusd_epi32(a[r][j], w[j], v);
-      }
+    unroll<R>([&](auto r) SORTIE_INLINE {
+      unroll<kPanelColumns>([&](auto j)
+                                SORTIE_INLINE { a[r.value][j.value] = acc[r.value][j.value].sum; });
+    });
+    const auto step = [&](int64_t k, auto load_w) SORTIE_INLINE {
+      __m512i w[kPanelColumns];
+      unroll<kPanelColumns>([&](auto j)
+                                SORTIE_INLINE { w[j.value] = held(load_w(b.w[j.value] + k)); });
+      unroll<R>([&](auto r) SORTIE_INLINE {
+        const __m512i x = held(load(rows[r.value].x + b.k + k));
+        unroll<kPanelColumns>([&](auto j) SORTIE_INLINE {
+          a[r.value][j.value] = dot_int8(a[r.value][j.value], w[j.value], x);
+        });
+      });
     };
     int64_t k = 0;
     for (; k + 64 <= b.size; k += 64) {
-      __m512i w[kPanelColumns];
-      for (int j = 0; j < kPanelColumns; ++j) w[j] = flip(load(b.w[j] + k));
-      step(w, k);
+      step(k, [](const std::byte* w) SORTIE_INLINE { return flip(load(w)); });
     }
     if (k < b.size) {
-      __m512i w[kPanelColumns];
-      for (int j = 0; j < kPanelColumns; ++j) w[j] = load_weights(b.w[j] + k, b.size - k);
-      step(w, k);
+      const __mmask64 m = first_bytes(b.size - k);
+      step(k, [m](const std::byte* w) SORTIE_INLINE { return load_weights(m, w); });
     }
-    for (int r = 0; r < R; ++r) {
-      for (int j = 0; j < kPanelColumns; ++j) acc[r][j].sum = a[r][j];
-    }
+    unroll<R>([&](auto r) SORTIE_INLINE {
+      unroll<kPanelColumns>([&](auto j)
+                                SORTIE_INLINE { acc[r.value][j.value].sum = a[r.value][j.value]; });
+    });
   }
 
   // As lane_sums, in integers.

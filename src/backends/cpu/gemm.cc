@@ -50,14 +50,14 @@ void load_rows(const Inputs& in, const ops::Matrix& w, int64_t first, int64_t co
     row = {};
     if (in.plain != nullptr) {
       row.x = reinterpret_cast<const std::byte*>(in.plain + t * in.plain_stride);
-      continue;
-    }
-    row.x = in.rows.row(t);
-    row.scales = in.rows.scales(t);
-    if (in.rows.format == ActFormat::kE4m3Static) {
-      row.scale = in.rows.static_scale;
-    } else if (quant::act_scales(in.rows.format, in.rows.k) > 0) {
-      row.scale = row.scales[0];
+    } else {
+      row.x = in.rows.row(t);
+      row.scales = in.rows.scales(t);
+      if (in.rows.format == ActFormat::kE4m3Static) {
+        row.scale = in.rows.static_scale;
+      } else if (quant::act_scales(in.rows.format, in.rows.k) > 0) {
+        row.scale = row.scales[0];
+      }
     }
     if (space.row_bytes == 0) continue;
     std::byte* prepared = space.prepared + i * space.row_bytes;

@@ -190,6 +190,32 @@ void weigh(const float* x, float weight, int64_t n, bool first, float* sum) {
   for (int64_t i = 0; i < n; ++i) sum[i] = first ? weight * x[i] : sum[i] + weight * x[i];
 }
 
+uint64_t read(const std::byte* p, int64_t bytes) {
+  uint64_t sum[8] = {};
+  for (int64_t i = 0; i < bytes; i += 64) {
+    for (int64_t j = 0; j < 8; ++j) {
+      uint64_t word;
+      std::memcpy(&word, p + i + 8 * j, sizeof word);
+      sum[j] += word;
+    }
+  }
+  uint64_t total = 0;
+  for (const uint64_t s : sum) total += s;
+  return total;
+}
+
+int64_t multiply(int /*arithmetic*/, int64_t rounds) {
+  constexpr int kChains = 32;
+  float chain[kChains];
+  std::fill_n(chain, kChains, static_cast<float>(rounds));  // unknown to the compiler
+  for (int64_t i = 0; i < rounds; ++i) {
+    for (float& c : chain) c = c * 0.5f + 0.5f;
+  }
+  volatile float sink = lane_sum(chain);
+  static_cast<void>(sink);
+  return rounds * kChains * 2;
+}
+
 }  // namespace
 
 const Kernels kGenericKernels = {
@@ -206,6 +232,8 @@ const Kernels kGenericKernels = {
     .silu_mul = silu_mul,
     .add = add,
     .weigh = weigh,
+    .read = read,
+    .multiply = multiply,
 };
 
 }  // namespace sortie::cpu

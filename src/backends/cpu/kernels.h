@@ -72,6 +72,11 @@ struct Kernels {
   void (*add)(const float* x, int64_t n, float* sum);  // sum += x
   // sum = weight * x, or sum += weight * x uncontracted.
   void (*weigh)(const float* x, float weight, int64_t n, bool first, float* sum);
+
+  // For probe.h: the sum of a piece of memory (bytes a multiple of 512), and `rounds` of
+  // independent multiply-adds of an Arithmetic; returns how many operations they were.
+  uint64_t (*read)(const std::byte* p, int64_t bytes);
+  int64_t (*multiply)(int arithmetic, int64_t rounds);
 };
 
 extern const Kernels kGenericKernels;

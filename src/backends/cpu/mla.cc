@@ -34,20 +34,49 @@ ops::Matrix w_uv(const ops::Mla& a, int64_t head) {
   return rows_of(a.w_kv_b, head * (a.nope + a.v_dim) + a.nope, a.v_dim);
 }
 
-// fp32 rows against all rows of w, a panel at a time. rows[i].x and .out are set by the caller.
-void multiply(const ops::Matrix& w, const GemmRow* rows, int64_t count, float* unpacked,
+// The buffers that a panel of fp32 rows needs.
+struct PanelSpace {
+  std::byte* prepared;  // [kPanelRows] x row_bytes
+  int64_t row_bytes;
+  float* unpacked;  // [the largest k]
+};
+
+PanelSpace panel_space(const ops::Mla& a, int64_t k, const ops::Context& c,
+                       const Kernels& kernels) {
+  const int64_t bytes = kernels.prepared_bytes(a.w_kv_b.format, a.lora);
+  return {.prepared = c.scratch.alloc<std::byte>(kPanelRows * bytes),
+          .row_bytes = bytes,
+          .unpacked = c.scratch.alloc<float>(k)};
+}
+
+// A panel of prepared rows against all rows of w. rows[i].out is set by the caller.
+void multiply_prepared(const ops::Matrix& w, const GemmRow* rows, int64_t count,
+                       const PanelSpace& space, const Kernels& k) {
+  k.gemm({.format = w.format,
+          .w = w.codes,
+          .w_stride = w.code_row_bytes(),
+          .w_scales = nullptr,
+          .k = w.k,
+          .n_begin = 0,
+          .n_end = w.n,
+          .rows = rows,
+          .count = count,
+          .scratch = space.unpacked});
+}
+
+// fp32 rows of any number, a panel at a time. rows[i].x and .out are set by the caller; x points at
+// what was prepared afterwards, which lasts for the last panel.
+void multiply(const ops::Matrix& w, GemmRow* rows, int64_t count, const PanelSpace& space,
               const Kernels& k) {
+  const bool prepare = k.prepared_bytes(w.format, w.k) > 0;
   for (int64_t first = 0; first < count; first += kPanelRows) {
-    k.gemm({.format = w.format,
-            .w = w.codes,
-            .w_stride = w.code_row_bytes(),
-            .w_scales = nullptr,
-            .k = w.k,
-            .n_begin = 0,
-            .n_end = w.n,
-            .rows = rows + first,
-            .count = std::min(kPanelRows, count - first),
-            .scratch = unpacked});
+    const int64_t panel = std::min(kPanelRows, count - first);
+    for (int64_t i = 0; prepare && i < panel; ++i) {
+      std::byte* to = space.prepared + i * space.row_bytes;
+      k.prepare(w.format, rows[first + i].x, w.k, to);
+      rows[first + i].x = to;
+    }
+    multiply_prepared(w, rows + first, panel, space, k);
   }
 }
 
@@ -107,7 +136,7 @@ struct AttendSpace {
   GemmRow* rows;      // [heads]
   float* scores;      // [heads, kKeys]
   float* factors;     // [heads]
-  float* unpacked;    // [width]
+  PanelSpace panel;
 };
 
 // Heads [head, head + count) of row t over its segment s, from a fresh state.
@@ -132,7 +161,7 @@ void attend(const Decode& d, int64_t t, int64_t s, int64_t head, int64_t count,
                 .n = run,
                 .k = d.width,
                 .codes = static_cast<const std::byte*>(space.keys[i])},
-               space.rows, count, space.unpacked, d.k);
+               space.rows, count, space.panel, d.k);
       i += run;
     }
     for (int64_t h = 0; h < count; ++h) {
@@ -172,14 +201,14 @@ void merge(const Decode& d, int64_t t, int64_t head) {
 }
 
 // out[t][h] = W_UV[h] context, for all tokens.
-void project(const Decode& d, int64_t head, GemmRow* rows, float* unpacked) {
+void project(const Decode& d, int64_t head, GemmRow* rows, const PanelSpace& space) {
   const ops::Mla& a = d.a;
   for (int64_t t = 0; t < a.tokens; ++t) {
     merge(d, t, head);
     rows[t] = gemm_row(d.contexts + (d.first[t] * a.heads + head) * a.lora,
                        a.out + (t * a.heads + head) * a.v_dim);
   }
-  multiply(w_uv(a, head), rows, a.tokens, unpacked, d.k);
+  multiply(w_uv(a, head), rows, a.tokens, space, d.k);
 }
 
 // Heads that walk a segment together: 8 share each block of latents, fewer where threads would
@@ -202,7 +231,7 @@ void attend_all(const Decode& d, const ops::Context& c) {
                  .rows = c.scratch.alloc<GemmRow>(together),
                  .scores = c.scratch.alloc<float>(together * kKeys),
                  .factors = c.scratch.alloc<float>(together),
-                 .unpacked = c.scratch.alloc<float>(d.width)};
+                 .panel = panel_space(a, d.width, c, d.k)};
   }
   run_shared(c, segments * a.heads * d.width, [&](int thread, int threads) {
     const Share share = share_of(segments * groups, thread, threads);
@@ -227,7 +256,7 @@ struct PrefillSpace {
   float* scores;       // [tokens, kKeys]
   float* factors;      // [tokens]
   State* states;       // [tokens]
-  float* unpacked;     // [max(lora, nope + rope_dim)]
+  PanelSpace panel;
 };
 
 // Keys and values of one head for positions [begin, begin + keys).
@@ -239,9 +268,10 @@ void expand(const ops::Mla& a, int64_t head, int64_t begin, int64_t keys, const 
     space.rows[i] = gemm_row(row, space.keys + i * key_width);
     std::copy_n(row + a.lora, a.rope_dim, space.keys + i * key_width + a.nope);
   }
-  multiply(w_uk(a, head), space.rows, keys, space.unpacked, k);
+  multiply(w_uk(a, head), space.rows, keys, space.panel, k);
+  static_assert(kKeys <= kPanelRows);  // so that the rows are still there
   for (int64_t i = 0; i < keys; ++i) space.rows[i].out = space.values + i * a.v_dim;
-  multiply(w_uv(a, head), space.rows, keys, space.unpacked, k);
+  multiply_prepared(w_uv(a, head), space.rows, keys, space.panel, k);
 }
 
 void prefill_block(const ops::Mla& a, int64_t head, int64_t begin, int64_t keys,
@@ -256,7 +286,7 @@ void prefill_block(const ops::Mla& a, int64_t head, int64_t begin, int64_t keys,
             .n = keys,
             .k = key_width,
             .codes = reinterpret_cast<const std::byte*>(space.keys)},
-           space.rows, a.tokens - first, space.unpacked, k);
+           space.rows, a.tokens - first, space.panel, k);
   // A row sees the keys up to its own position and touches no other: rows that see the whole block
   // go together, the others alone.
   const auto add_values = [&](int64_t t, int64_t rows, int64_t depth) {
@@ -321,7 +351,8 @@ void mla_decode(const ops::Mla& a, const ops::Context& c, const Kernels& k) {
   std::fill_n(zeros, a.tokens, 0.0f);
   auto* pointers = c.scratch.alloc<const void*>(threads * a.nope);
   auto* rows = c.scratch.alloc<GemmRow>(threads * a.tokens);
-  auto* unpacked = c.scratch.alloc<float>(threads * a.lora);
+  auto* spaces = c.scratch.alloc<PanelSpace>(threads);
+  for (int i = 0; i < threads; ++i) spaces[i] = panel_space(a, a.lora, c, k);
   const int64_t work = a.tokens * a.w_kv_b.n * a.lora / 2;
   run_shared(c, work, [&](int thread, int of) {
     const Share share = share_of(a.heads, thread, of);
@@ -332,7 +363,7 @@ void mla_decode(const ops::Mla& a, const ops::Context& c, const Kernels& k) {
   run_shared(c, work, [&](int thread, int of) {
     const Share share = share_of(a.heads, thread, of);
     for (int64_t h = share.begin; h < share.end; ++h)
-      project(d, h, rows + thread * a.tokens, unpacked + thread * a.lora);
+      project(d, h, rows + thread * a.tokens, spaces[thread]);
   });
 }
 
@@ -349,7 +380,7 @@ void mla_prefill(const ops::Mla& a, const ops::Context& c, const Kernels& k) {
                  .scores = c.scratch.alloc<float>(a.tokens * kKeys),
                  .factors = c.scratch.alloc<float>(a.tokens),
                  .states = c.scratch.alloc<State>(a.tokens),
-                 .unpacked = c.scratch.alloc<float>(std::max(a.lora, key_width))};
+                 .panel = panel_space(a, std::max(a.lora, key_width), c, k)};
   }
   run_shared(c, a.tokens * a.heads * a.lora * key_width, [&](int thread, int threads) {
     const Share share = share_of(a.heads, thread, threads);
