@@ -81,14 +81,12 @@ void gemm(const Panel& p) {
 }
 
 template <bool kBf16>
-inline __m512 load_b(const void* row, int64_t column, int64_t left) {
+inline __m512 load_b(const void* row, int64_t column, __mmask16 m) {
   if constexpr (kBf16) {
-    const auto* bits = static_cast<const uint16_t*>(row) + column;
-    const __m256i v = left >= 16 ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bits))
-                                 : _mm256_maskz_loadu_epi16(first_lanes(left), bits);
+    const __m256i v = _mm256_maskz_loadu_epi16(m, static_cast<const uint16_t*>(row) + column);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16));
   } else {
-    return load(static_cast<const float*>(row) + column, left);
+    return _mm512_maskz_loadu_ps(m, static_cast<const float*>(row) + column);
   }
 }
 
@@ -96,37 +94,40 @@ inline __m512 load_b(const void* row, int64_t column, int64_t left) {
 template <int kRows, int kVectors, bool kBf16>
 void accumulate_tile(const Accumulate& p, int64_t row, int64_t column) {
   __m512 acc[kRows][kVectors];
-  for (int r = 0; r < kRows; ++r) {
-    const float factor = p.factor[row + r];
-    for (int v = 0; v < kVectors; ++v) {
-      acc[r][v] = _mm512_setzero_ps();
-      if (factor == 0) continue;
-      const int64_t at = column + 16 * v;
-      const __m512 old =
-          p.columns > at ? load(p.c + (row + r) * p.c_stride + at, p.columns - at) : acc[r][v];
-      acc[r][v] = _mm512_mul_ps(old, _mm512_set1_ps(factor));
-    }
-  }
+  __mmask16 m[kVectors];
+  unroll<kVectors>([&](auto v) SORTIE_INLINE {
+    const int64_t left = p.columns - column - 16 * v.value;
+    m[v.value] = left > 0 ? first_lanes(left) : static_cast<__mmask16>(0);
+  });
+  float* c = p.c + row * p.c_stride + column;
+  unroll<kRows>([&](auto r) SORTIE_INLINE {
+    const float factor = p.factor[row + r.value];
+    unroll<kVectors>([&](auto v) SORTIE_INLINE {
+      // Factor 0 starts from zero whatever stands there.
+      const __mmask16 read = factor == 0 ? static_cast<__mmask16>(0) : m[v.value];
+      const __m512 old = _mm512_maskz_loadu_ps(read, c + r.value * p.c_stride + 16 * v.value);
+      acc[r.value][v.value] = _mm512_mul_ps(old, _mm512_set1_ps(factor));
+    });
+  });
   const float* a = p.a + row * p.a_stride;
-  const bool whole = p.columns - column >= 16 * kVectors;
   for (int64_t i = 0; i < p.depth; ++i) {
     __m512 b[kVectors];
-    for (int v = 0; v < kVectors; ++v) {
-      const int64_t at = column + 16 * v;
-      const int64_t left = whole ? 16 : p.columns - at;
-      b[v] = left > 0 ? load_b<kBf16>(p.b[i], at, left) : _mm512_setzero_ps();
-    }
-    for (int r = 0; r < kRows; ++r) {
-      const __m512 weight = _mm512_set1_ps(a[r * p.a_stride + i]);
-      for (int v = 0; v < kVectors; ++v) acc[r][v] = _mm512_fmadd_ps(weight, b[v], acc[r][v]);
-    }
+    unroll<kVectors>([&](auto v) SORTIE_INLINE {
+      b[v.value] = held(load_b<kBf16>(p.b[i], column + 16 * v.value, m[v.value]));
+    });
+    unroll<kRows>([&](auto r) SORTIE_INLINE {
+      const __m512 weight = held(_mm512_set1_ps(a[r.value * p.a_stride + i]));
+      unroll<kVectors>([&](auto v) SORTIE_INLINE {
+        acc[r.value][v.value] = _mm512_fmadd_ps(weight, b[v.value], acc[r.value][v.value]);
+      });
+    });
   }
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) {
-      const int64_t at = column + 16 * v;
-      if (p.columns > at) store(p.c + (row + r) * p.c_stride + at, acc[r][v], p.columns - at);
-    }
-  }
+  unroll<kRows>([&](auto r) SORTIE_INLINE {
+    unroll<kVectors>([&](auto v) SORTIE_INLINE {
+      _mm512_mask_storeu_ps(c + r.value * p.c_stride + 16 * v.value, m[v.value],
+                            acc[r.value][v.value]);
+    });
+  });
 }
 
 template <bool kBf16>

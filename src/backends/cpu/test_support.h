@@ -124,7 +124,7 @@ inline double relative_error(const std::vector<float>& a, const std::vector<floa
 
 template <typename T>
 bool same_bits(const T* a, const T* b, int64_t n) {
-  return std::memcmp(a, b, static_cast<size_t>(n) * sizeof(T)) == 0;
+  return n == 0 || std::memcmp(a, b, static_cast<size_t>(n) * sizeof(T)) == 0;
 }
 template <typename T>
 bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
