@@ -12,7 +12,7 @@
 namespace sortie::text {
 
 struct RenderOptions {
-  int64_t max_steps = 20'000'000;
+  int64_t max_steps = 40'000'000;
   size_t max_output = size_t{16} << 20;  // bytes, of the result and of any text on the way
   std::optional<std::time_t> now;        // of strftime_now(); default: the clock
 };

@@ -107,6 +107,9 @@ TEST(ChatTemplate, BudgetsEndWhatWouldNotEnd) {
       "{% set n = namespace(l=[]) %}{% for i in range(9999) %}{% set n.l = [n.l] %}{% endfor %}");
   refused("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}");
   refused("{% for i in range(9999) %}{{ 'x' * 9999 }}{% endfor %}");
+  refused(
+      "{% set s = 'a' * 4000000 ~ 'b' %}{% for i in range(9999) %}{{ s.find('a' * 2000000 ~ 'c') }}"
+      "{% endfor %}");
   refused("{{ 9223372036854775807 + 1 }}");
   refused("{{ (-9223372036854775807 - 1) // -1 }}");
   refused("{{ 2 ** 64 }}");

@@ -109,8 +109,8 @@ Json added(int id, const std::string& content) {
 
 TEST(Tokenizer, AddedTokensMatchLongestAndKeepTheirFlags) {
   auto file = small_tokenizer({});
-  file["added_tokens"] = {added(300, "<a>"), added(301, "<a><b>"), added(302, "LL"), added(303, "RR"),
-                          added(304, "word")};
+  file["added_tokens"] = {added(300, "<a>"), added(301, "<a><b>"), added(302, "LL"),
+                          added(303, "RR"), added(304, "word")};
   file["added_tokens"][2]["lstrip"] = true;
   file["added_tokens"][3]["rstrip"] = true;
   file["added_tokens"][4]["single_word"] = true;

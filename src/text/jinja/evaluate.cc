@@ -82,6 +82,7 @@ Value Interpreter::evaluate(const Expression& e) {
 }
 
 Value Interpreter::lookup(const std::string& name) {
+  budget_.charge_bytes(name.size());
   for (const Scope* scope = scope_; scope != nullptr; scope = scope->parent) {
     const auto it = scope->variables.find(name);
     if (it != scope->variables.end()) return it->second;
@@ -103,6 +104,7 @@ Value Interpreter::dict(const Expression& e) {
   auto result = std::make_shared<Dict>();
   for (size_t i = 0; i + 1 < e.children.size(); i += 2) {
     Value key = evaluate(*e.children[i]);
+    if (const std::string* s = key.string()) budget_.charge_bytes(s->size());
     result->set(std::move(key), evaluate(*e.children[i + 1]));
   }
   return std::shared_ptr<const Dict>(std::move(result));
@@ -151,6 +153,7 @@ Arguments Interpreter::arguments(const std::vector<Argument>& list) {
   Arguments result;
   for (const Argument& argument : list) {
     Value value = evaluate(*argument.value);
+    budget_.charge_bytes(argument.name.size());
     if (argument.name.empty()) {
       result.positional.push_back(std::move(value));
     } else {
@@ -243,6 +246,7 @@ Value loop_attribute(const Loop& loop, std::string_view name) {
 }  // namespace
 
 Value Interpreter::attribute(const Value& value, std::string_view name) {
+  budget_.charge_bytes(name.size());
   if (const auto* u = value.get_if<Value::Undefined>()) fail(*u->what);
   if (has_method(value, name)) {
     return std::make_shared<const Callable>(
@@ -262,6 +266,7 @@ Value Interpreter::attribute(const Value& value, std::string_view name) {
 
 Value Interpreter::subscript(const Value& value, const Value& key) {
   if (const auto* u = value.get_if<Value::Undefined>()) fail(*u->what);
+  if (const std::string* s = key.string()) budget_.charge_bytes(s->size());
   int64_t index = 0;
   size_t at = 0;
   if (const Dict* dict = value.as_dict()) {

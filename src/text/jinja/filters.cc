@@ -212,6 +212,7 @@ bool has_filter(std::string_view name) {
 }
 
 Value Interpreter::filter(std::string_view name, const Value& input, const Arguments& arguments) {
+  budget_.charge_bytes(name.size());
   for (const Filters* table : {&value_filters(), &list_filters()}) {
     const auto it = table->find(name);
     if (it != table->end()) return it->second(*this, input, arguments);

@@ -55,7 +55,10 @@ std::vector<std::pair<Value, Value>> pairs(Interpreter& in, const Arguments& a) 
 
 Value make_dict(Interpreter& in, const Arguments& a) {
   auto dict = std::make_shared<Dict>();
-  for (auto& [key, value] : pairs(in, a)) dict->set(key, value);
+  for (auto& [key, value] : pairs(in, a)) {
+    if (const std::string* s = key.string()) in.budget().charge_bytes(s->size());
+    dict->set(key, value);
+  }
   return std::shared_ptr<const Dict>(std::move(dict));
 }
 

@@ -225,6 +225,7 @@ void Interpreter::assign(const Target& target, const Value& value) {
     for (size_t i = 0; i < target.parts.size(); ++i) assign(target.parts[i], items->items[i]);
     return;
   }
+  budget_.charge_bytes(target.name.size() + target.attribute.size());
   if (target.attribute.empty()) {
     scope_->variables[target.name] = value;
     return;

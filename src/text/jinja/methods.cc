@@ -25,9 +25,10 @@ const std::string& text_argument(const Arguments& a, size_t place, std::string_v
   return require_string(*value, "the argument");
 }
 
-bool has_affix(const std::string& text, const Value& affixes, bool front) {
+bool has_affix(Interpreter& in, const std::string& text, const Value& affixes, bool front) {
   const auto fits = [&](const Value& affix) {
     const std::string& s = require_string(affix, "startswith's or endswith's argument");
+    in.budget().charge_bytes(s.size());
     return front ? text.starts_with(s) : text.ends_with(s);
   };
   const List* list = affixes.as_list();
@@ -35,8 +36,9 @@ bool has_affix(const std::string& text, const Value& affixes, bool front) {
                                         : fits(affixes);
 }
 
-int64_t find(const std::string& text, const std::string& part, bool from_right) {
-  const size_t at = from_right ? text.rfind(part) : text.find(part);
+int64_t find(Interpreter& in, const std::string& text, const std::string& part, bool from_right) {
+  const size_t at =
+      from_right ? find_last(text, part, in.budget()) : find_text(text, part, 0, in.budget());
   if (at == std::string::npos) return -1;
   return static_cast<int64_t>(utf8_length(std::string_view(text).substr(0, at)));
 }
@@ -46,11 +48,11 @@ int64_t require_found(int64_t at) {
   return at;
 }
 
-int64_t count(const std::string& text, const std::string& part) {
+int64_t count(Interpreter& in, const std::string& text, const std::string& part) {
   if (part.empty()) return static_cast<int64_t>(utf8_length(text)) + 1;
   int64_t n = 0;
-  for (size_t at = text.find(part); at != std::string::npos;
-       at = text.find(part, at + part.size())) {
+  for (size_t at = find_text(text, part, 0, in.budget()); at != std::string::npos;
+       at = find_text(text, part, at + part.size(), in.budget())) {
     ++n;
   }
   return n;
@@ -87,9 +89,11 @@ std::string pad(Interpreter& in, const std::string& text, const Arguments& a, bo
   return out;
 }
 
-Value partition(const std::string& text, const std::string& mark, bool from_right) {
+Value partition(Interpreter& in, const std::string& text, const std::string& mark,
+                bool from_right) {
   if (mark.empty()) fail("empty separator");
-  const size_t at = from_right ? text.rfind(mark) : text.find(mark);
+  const size_t at =
+      from_right ? find_last(text, mark, in.budget()) : find_text(text, mark, 0, in.budget());
   if (at == std::string::npos) {
     return from_right ? Value::list({"", "", text}, true) : Value::list({text, "", ""}, true);
   }
@@ -160,9 +164,9 @@ const Methods& string_methods() {
          return Value::list(split_lines(s, a.truthy(0, "keepends", false), in.budget()));
        }},
       {"startswith",
-       [](I&, S& s, A& a) { return Value(has_affix(s, a.get(0, "prefix", {}), true)); }},
+       [](I& in, S& s, A& a) { return Value(has_affix(in, s, a.get(0, "prefix", {}), true)); }},
       {"endswith",
-       [](I&, S& s, A& a) { return Value(has_affix(s, a.get(0, "suffix", {}), false)); }},
+       [](I& in, S& s, A& a) { return Value(has_affix(in, s, a.get(0, "suffix", {}), false)); }},
       {"replace",
        [](I& in, S& s, A& a) {
          return Value(replace(s, text_argument(a, 0, "old"), text_argument(a, 1, "new"),
@@ -174,17 +178,19 @@ const Methods& string_methods() {
          for (const Value& item : items->items) require_string(item, "join's item");
          return Value(join(*items, s, in.budget()));
        }},
-      {"find", [](I&, S& s, A& a) { return Value(find(s, text_argument(a, 0, "sub"), false)); }},
-      {"rfind", [](I&, S& s, A& a) { return Value(find(s, text_argument(a, 0, "sub"), true)); }},
+      {"find",
+       [](I& in, S& s, A& a) { return Value(find(in, s, text_argument(a, 0, "sub"), false)); }},
+      {"rfind",
+       [](I& in, S& s, A& a) { return Value(find(in, s, text_argument(a, 0, "sub"), true)); }},
       {"index",
-       [](I&, S& s, A& a) {
-         return Value(require_found(find(s, text_argument(a, 0, "sub"), false)));
+       [](I& in, S& s, A& a) {
+         return Value(require_found(find(in, s, text_argument(a, 0, "sub"), false)));
        }},
       {"rindex",
-       [](I&, S& s, A& a) {
-         return Value(require_found(find(s, text_argument(a, 0, "sub"), true)));
+       [](I& in, S& s, A& a) {
+         return Value(require_found(find(in, s, text_argument(a, 0, "sub"), true)));
        }},
-      {"count", [](I&, S& s, A& a) { return Value(count(s, text_argument(a, 0, "sub"))); }},
+      {"count", [](I& in, S& s, A& a) { return Value(count(in, s, text_argument(a, 0, "sub"))); }},
       {"isdigit", [](I&, S& s, A&) { return Value(every(s, digit)); }},
       {"isdecimal", [](I&, S& s, A&) { return Value(every(s, digit)); }},
       {"isnumeric", [](I&, S& s, A&) { return Value(every(s, digit)); }},
@@ -213,8 +219,10 @@ const Methods& string_methods() {
          const std::string& p = text_argument(a, 0, "suffix");
          return Value(s.ends_with(p) ? s.substr(0, s.size() - p.size()) : s);
        }},
-      {"partition", [](I&, S& s, A& a) { return partition(s, text_argument(a, 0, "sep"), false); }},
-      {"rpartition", [](I&, S& s, A& a) { return partition(s, text_argument(a, 0, "sep"), true); }},
+      {"partition",
+       [](I& in, S& s, A& a) { return partition(in, s, text_argument(a, 0, "sep"), false); }},
+      {"rpartition",
+       [](I& in, S& s, A& a) { return partition(in, s, text_argument(a, 0, "sep"), true); }},
       {"ljust", [](I& in, S& s, A& a) { return Value(pad(in, s, a, false, true)); }},
       {"rjust", [](I& in, S& s, A& a) { return Value(pad(in, s, a, true, false)); }},
       {"center", [](I& in, S& s, A& a) { return Value(pad(in, s, a, true, true)); }},
@@ -251,7 +259,9 @@ Value dict_method(Interpreter& in, const Value& self, std::string_view name, con
   const Dict& dict = *self.as_dict();
   if (name == "copy") return self;
   if (name == "get") {
-    const Value* value = dict.find(a.get(0, "key", {}));
+    const Value key = a.get(0, "key", {});
+    if (const std::string* s = key.string()) in.budget().charge_bytes(s->size());
+    const Value* value = dict.find(key);
     return value != nullptr ? *value : a.get(1, "default", {});
   }
   in.budget().charge(dict.items().size());

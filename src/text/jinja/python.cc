@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "text/jinja/strings.h"
 #include "text/utf8.h"
 
 namespace sortie::text::jinja {
@@ -313,14 +314,16 @@ bool contains(const Value& container, const Value& item, Budget& budget) {
     if (part == nullptr) {
       fail(fmt::format("'in <string>' requires string as left operand, not {}", item.type_name()));
     }
-    budget.charge_bytes(s->size());
-    return s->find(*part) != std::string::npos;
+    return find_text(*s, *part, 0, budget) != std::string::npos;
   }
   if (const List* list = container.as_list()) {
     return std::any_of(list->items.begin(), list->items.end(),
                        [&](const Value& v) { return equal(v, item, budget); });
   }
-  if (const Dict* dict = container.as_dict()) return dict->find(item) != nullptr;
+  if (const Dict* dict = container.as_dict()) {
+    if (const std::string* s = item.string()) budget.charge_bytes(s->size());
+    return dict->find(item) != nullptr;
+  }
   if (container.is_undefined()) return false;
   fail(fmt::format("argument of type '{}' is not iterable", container.type_name()));
 }

@@ -3,12 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "text/jinja/python.h"
 #include "text/utf8.h"
 
 namespace sortie::text::jinja {
 namespace {
+
+constexpr size_t kLongestMark = 256;
 
 char up(char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 32) : c; }
 char down(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; }
@@ -59,6 +62,26 @@ const std::string& require_string(const Value& value, std::string_view what) {
   return *s;
 }
 
+size_t find_text(std::string_view text, std::string_view part, size_t from, Budget& budget) {
+  if (from > text.size()) return std::string_view::npos;
+  // What was not found costs the whole rest; what was, only the way to it.
+  const char* begin = text.data() + from;
+  const void* found = memmem(begin, text.size() - from, part.data(), part.size());
+  const size_t at = found == nullptr
+                        ? std::string_view::npos
+                        : static_cast<size_t>(static_cast<const char*>(found) - text.data());
+  budget.charge_search((found == nullptr ? text.size() : at) - from, part.size());
+  return at;
+}
+
+size_t find_last(std::string_view text, std::string_view part, Budget& budget) {
+  if (part.size() > kLongestMark)
+    fail("a text of more than 256 bytes is not looked for from the right");
+  const size_t at = text.rfind(part);
+  budget.charge_search(text.size() - (at == std::string_view::npos ? 0 : at), part.size());
+  return at;
+}
+
 std::string upper(std::string_view text) {
   std::string out(text);
   std::transform(out.begin(), out.end(), out.begin(), up);
@@ -90,6 +113,7 @@ std::string title(std::string_view text) {
 std::string strip(std::string_view text, const Value& characters, bool left, bool right) {
   const bool space = characters.is_none();
   const std::string set = space ? std::string() : require_string(characters, "strip's argument");
+  if (set.size() > kLongestMark) fail("strip's argument has more than 256 bytes");
   const auto goes = [&](std::string_view character) {
     return space ? is_python_space(utf8_step(character).code)
                  : set.find(character) != std::string::npos;
@@ -115,7 +139,7 @@ std::string replace(std::string_view text, std::string_view from, std::string_vi
       out += text.substr(at, n);
       at += n;
     } else {
-      const size_t found = text.find(from, at);
+      const size_t found = find_text(text, from, at, budget);
       if (found == std::string_view::npos) break;
       out += text.substr(at, found - at);
       out += to;
@@ -143,7 +167,8 @@ std::vector<Value> split(std::string_view text, const Value& separator, int64_t 
   if (mark.empty()) fail("empty separator");
   std::vector<Value> parts;
   while (limit < 0 || static_cast<int64_t>(parts.size()) < limit) {
-    const size_t found = from_right ? text.rfind(mark) : text.find(mark);
+    const size_t found =
+        from_right ? find_last(text, mark, budget) : find_text(text, mark, 0, budget);
     if (found == std::string_view::npos) break;
     if (from_right) {
       parts.emplace_back(text.substr(found + mark.size()));

@@ -17,7 +17,12 @@ std::string capitalize(std::string_view text);
 // str.title: a letter after anything but a letter is large.
 std::string title(std::string_view text);
 
-// `characters` none: white space.
+// text.find and rfind; npos where there is none. Linear, where std::string's are not: a text of
+// many megabytes may be searched for another.
+size_t find_text(std::string_view text, std::string_view part, size_t from, Budget& budget);
+size_t find_last(std::string_view text, std::string_view part, Budget& budget);
+
+// `characters` none: white space; otherwise at most 256 bytes of them.
 std::string strip(std::string_view text, const Value& characters, bool left, bool right);
 // count < 0: all.
 std::string replace(std::string_view text, std::string_view from, std::string_view to,

@@ -24,12 +24,11 @@ Value first(const Arguments& a) {
   return a.positional[0];
 }
 
-bool same(const Value& a, const Value& b) {
+bool same(const Value& a, const Value& b, Budget& budget) {
   if (a.type_name() != b.type_name()) return false;
   if (a.as_list() != nullptr) return a.as_list() == b.as_list();
   if (a.as_dict() != nullptr) return a.as_dict() == b.as_dict();
-  Budget unbounded;
-  return equal(a, b, unbounded);
+  return equal(a, b, budget);
 }
 
 const std::unordered_map<std::string_view, Test>& tests() {
@@ -83,7 +82,7 @@ const std::unordered_map<std::string_view, Test>& tests() {
          const std::string s = to_text(v, in.budget());
          return s == upper(s) && s != lower(s);
        }},
-      {"sameas", [](I&, V& v, A& a) { return same(v, first(a)); }},
+      {"sameas", [](I& in, V& v, A& a) { return same(v, first(a), in.budget()); }},
       {"in", [](I& in, V& v, A& a) { return contains(first(a), v, in.budget()); }},
       {"filter", [](I& in, V& v, A&) { return has_filter(to_text(v, in.budget())); }},
       {"test", [](I& in, V& v, A&) { return tests().contains(to_text(v, in.budget())); }},
@@ -110,6 +109,7 @@ const std::unordered_map<std::string_view, Test>& tests() {
 }  // namespace
 
 bool Interpreter::test(std::string_view name, const Value& value, const Arguments& arguments) {
+  budget_.charge_bytes(name.size());
   const auto it = tests().find(name);
   if (it == tests().end()) fail(fmt::format("there is no test named '{}'", name));
   return it->second(*this, value, arguments);

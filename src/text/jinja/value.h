@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -22,9 +23,9 @@ struct TemplateError {
 [[noreturn]] void fail(std::string message, int line = 0);
 
 // What a rendering may still spend. Every step and every stretch of data counts, so that a template
-// ends within a second or so whatever it says.
+// ends within seconds whatever it says.
 struct Budget {
-  int64_t steps = 20'000'000;
+  int64_t steps = 40'000'000;
   size_t max_bytes = size_t{16} << 20;  // of one string
   size_t max_items = 1'000'000;         // of one list
   int max_calls = 40;                   // macros within macros
@@ -32,7 +33,11 @@ struct Budget {
   // A string is about to have this many bytes.
   void check_bytes(size_t bytes) const;
   // Making or reading `bytes` bytes.
-  void charge_bytes(size_t bytes) { charge(1 + bytes / 64); }
+  void charge_bytes(size_t bytes) { charge(1 + bytes / 16); }
+  // Looking for `part` bytes in `text` bytes, at worst.
+  void charge_search(size_t text, size_t part) {
+    charge(1 + text / 16 * (1 + std::min<size_t>(part, 256) / 32));
+  }
 };
 
 // Lists within lists; bounds every recursion over values.
