@@ -13,7 +13,8 @@
 //   weight_bytes bytes of so many channels
 //   dot<R>       one weight row, unpacked on the fly, against R rows over all of k
 //   Block        4 weight rows of one block, unpacked or pointed at
-//   tile<R>      Block against R rows
+//   tile<R>      Block against R rows; the block at k = 0 starts the sums
+//   kFromMemory  weights are a checkpoint's and worth asking for ahead
 //   store        4 neighbouring outputs of a row
 //
 // With at most kRows rows weights are the traffic: each thread reads them as one stream, a weight
@@ -125,12 +126,9 @@ void blocked_rows(const Panel& p) {
   Acc acc[kPanelRows][kPanelColumns];
   for (int64_t n = p.n_begin; n < p.n_end; n += kPanelColumns) {
     const int64_t columns = p.n_end - n < kPanelColumns ? p.n_end - n : kPanelColumns;
-    for (int64_t r = 0; r < p.count; ++r) {
-      for (Acc& a : acc[r]) a = Acc{};
-    }
     for (int64_t k = 0; k < p.k; k += F::kBlock) {
       const int64_t size = p.k - k < F::kBlock ? p.k - k : F::kBlock;
-      prefetch_block<F>(p, n + kPanelColumns, k, size);
+      if (F::kFromMemory) prefetch_block<F>(p, n + kPanelColumns, k, size);
       block.load(p, n, columns, k, size);
       for (int64_t r = 0; r < p.count; r += F::kRows) {
         tile_of<F, F::kRows>(p, block, p.rows + r, p.count - r, acc + r);

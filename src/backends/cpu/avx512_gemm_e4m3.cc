@@ -128,6 +128,7 @@ struct GroupGemm {
   struct Acc {
     __m512 sum;
   };
+  static constexpr bool kFromMemory = true;
   static constexpr int kRows = 3;
   static constexpr int kStreamed = 3;
   static constexpr int64_t kBlock = 8 * kGroup;
@@ -200,8 +201,9 @@ struct GroupGemm {
                    Acc (*acc)[kPanelColumns]) {
     __m512 a[R][kPanelColumns];
     unroll<R>([&](auto r) SORTIE_INLINE {
-      unroll<kPanelColumns>([&](auto j)
-                                SORTIE_INLINE { a[r.value][j.value] = acc[r.value][j.value].sum; });
+      unroll<kPanelColumns>([&](auto j) SORTIE_INLINE {
+        a[r.value][j.value] = b.group == 0 ? _mm512_setzero_ps() : acc[r.value][j.value].sum;
+      });
     });
     for (int64_t g = 0; g < b.groups; ++g) {
       __m512 sum[R][kPanelColumns];

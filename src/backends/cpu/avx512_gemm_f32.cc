@@ -54,6 +54,7 @@ struct Bf16Weights {
 template <typename W>
 struct F32Gemm {
   using Acc = Pair;
+  static constexpr bool kFromMemory = sizeof(typename W::Scalar) == 2;  // fp32: cached keys
   static constexpr int kRows = 3;
   static constexpr int kStreamed = 2;
   static constexpr int64_t kBlock = 1024;
@@ -109,8 +110,9 @@ struct F32Gemm {
                    Acc (*acc)[kPanelColumns]) {
     Acc a[R][kPanelColumns];
     unroll<R>([&](auto r) SORTIE_INLINE {
-      unroll<kPanelColumns>([&](auto j)
-                                SORTIE_INLINE { a[r.value][j.value] = acc[r.value][j.value]; });
+      unroll<kPanelColumns>([&](auto j) SORTIE_INLINE {
+        a[r.value][j.value] = b.k == 0 ? Acc{} : acc[r.value][j.value];
+      });
     });
     const auto step = [&](int64_t k, auto load_x, auto load_w) SORTIE_INLINE {
       Pair row[R];

@@ -9,6 +9,7 @@ struct Int8Gemm {
   struct Acc {
     __m512i sum;
   };
+  static constexpr bool kFromMemory = true;
   static constexpr int kRows = 6;
   static constexpr int kStreamed = 4;
   static constexpr int64_t kBlock = 2048;
@@ -73,8 +74,9 @@ struct Int8Gemm {
                    Acc (*acc)[kPanelColumns]) {
     __m512i a[R][kPanelColumns];
     unroll<R>([&](auto r) SORTIE_INLINE {
-      unroll<kPanelColumns>([&](auto j)
-                                SORTIE_INLINE { a[r.value][j.value] = acc[r.value][j.value].sum; });
+      unroll<kPanelColumns>([&](auto j) SORTIE_INLINE {
+        a[r.value][j.value] = b.k == 0 ? _mm512_setzero_si512() : acc[r.value][j.value].sum;
+      });
     });
     const auto step = [&](int64_t k, auto load_w) SORTIE_INLINE {
       __m512i w[kPanelColumns];
