@@ -39,7 +39,7 @@ echo "2. A word problem, answered by the int4 model on two expert-parallel ranks
 row=$(sed -n 12p $model/eval.jsonl)
 question=$(sed -E 's/.*"question": "(.*)", "answer": .*/\1/' <<< "$row")
 expected=$(sed -E 's/.*"answer": "(.*)"\}$/\1/' <<< "$row")
-show $sortie run out/demo-w4afp8 --chat --ep-size 2 --stats --quiet -p "$question"
+show $sortie run out/demo-w4afp8 --chat --ep-size 2 --stats -p "$question"
 printf '\nexpected:\n%b\n' "$expected"
 
 echo

@@ -54,7 +54,9 @@ class Bench {
         .hidden = config_.hidden_size,
         .widest_row_bytes = quant::act_row_bytes(quant::ActFormat::kF32, config_.hidden_size),
         .max_dispatch_tokens = batch,
-        .max_normal_tokens = std::max(batch, o.prefill)};
+        .max_normal_tokens = std::max(batch, o.prefill),
+        .spin = threads_ * o.ep_size <= available_cpus()};
+    RETURN_IF_ERROR(exchange::check_options(exchange_options, o.ep_size));
     auto group = exchange::make_local_group(o.ep_size, exchange_options.window_bytes(o.ep_size));
     const auto pages = static_cast<int32_t>(Sequence::pages(context_, kPage)) * batch;
     for (int r = 0; r < o.ep_size; ++r) {

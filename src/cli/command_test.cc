@@ -155,6 +155,67 @@ TEST(Command, QuantizedFolderEqualsQuantisingWhileLoading) {
   }
 }
 
+std::string file_bytes(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  EXPECT_TRUE(file) << path;
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+// What an independent program published, calibration included, byte for byte.
+TEST(Command, QuantizeWritesThePublishedBytes) {
+  const std::string model = kData + "formats/bf16";
+  TemporaryFolder folder;
+  const Finished int4 =
+      run_sortie({"quantize", model, folder / "w4afp8", "--format", "w4afp8", "--dense",
+                  "fp8_block", "--calibrate", kData + "formats/calibrate.jsonl", "--quiet"});
+  ASSERT_EQ(int4.code, 0) << int4.err;
+  const Finished fp8 =
+      run_sortie({"quantize", model, folder / "fp8_block", "--format", "fp8_block", "--quiet"});
+  ASSERT_EQ(fp8.code, 0) << fp8.err;
+  for (const std::string form : {"w4afp8", "fp8_block"}) {
+    EXPECT_TRUE(file_bytes(folder / (form + "/model.safetensors")) ==
+                file_bytes(kData + "formats/" + form + "/model.safetensors"))
+        << form;
+  }
+}
+
+// Twelve questions through a cache that holds about two of them, so that requests are preempted,
+// and through one that holds them all.
+TEST(Command, PreemptedRequestsGiveTheSameAnswers) {
+  for (const std::string form : {"bf16", "fp8_block", "w4afp8", "w8a8_int8"}) {
+    TemporaryFolder folder;
+    const auto answers = [&](const std::string& cache, const std::string& name) {
+      const Finished f = run_sortie({"eval",
+                                     "gsm8k",
+                                     kMini,
+                                     "--data",
+                                     kMini + "/eval.jsonl",
+                                     "--num-questions",
+                                     "12",
+                                     "--num-shots",
+                                     "1",
+                                     "--quantization",
+                                     form,
+                                     "--page-size",
+                                     "16",
+                                     "--context-length",
+                                     "512",
+                                     "--max-total-tokens",
+                                     cache,
+                                     "--quiet",
+                                     "--output",
+                                     folder / name});
+      EXPECT_EQ(f.code, 0) << f.err;
+      return std::pair{file_bytes(folder / name), f.out};
+    };
+    const auto [roomy, roomy_report] = answers("8192", "roomy");
+    const auto [tight, tight_report] = answers("512", "tight");
+    EXPECT_EQ(roomy, tight) << form;
+    EXPECT_EQ(roomy_report.find("preempt"), std::string::npos) << roomy_report;
+    EXPECT_NE(tight_report.find("preempt"), std::string::npos) << form << ": " << tight_report;
+  }
+}
+
 TEST(Command, AFileAndAFlagThatDisagreeAreAnError) {
   expect_error(run_sortie({"run", kData + "formats/w4afp8", "--ids", kIds, "--quiet",
                            "--quantization", "w8a8_int8"}),

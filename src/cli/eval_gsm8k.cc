@@ -169,6 +169,8 @@ Status eval_gsm8k(Gsm8kOptions options, const Launch& launch) {
   const std::vector<Answer>& answers =
       asker.run(options.parallel > 0 ? options.parallel : capacity);
   const double elapsed = to_seconds(Clock::now() - start);
+  int64_t preemptions = 0;
+  for (const engine::RankStats& r : engine.stats()) preemptions += r.preemptions;
   const Status joined = serving.finish();
   if (signals.caught() != 0)
     return Status::cancelled("stopped by a signal; no accuracy was computed");
@@ -204,6 +206,10 @@ Status eval_gsm8k(Gsm8kOptions options, const Launch& launch) {
                right, total, 100 * interval.low, 100 * interval.high);
     fmt::print("{} tokens generated in {:.1f} s: {:.0f} tokens/s ({} prompt tokens read)\n", tokens,
                elapsed, static_cast<double>(tokens) / elapsed, prompt_tokens);
+    if (preemptions > 0) {
+      fmt::print("{} preemptions for want of pages: a larger --max-total-tokens avoids them\n",
+                 preemptions);
+    }
   }
   return Status::ok();
 }

@@ -265,7 +265,9 @@ Status Ranks::build() {
       .max_normal_tokens = o.chunked_prefill_size + o.max_running_requests,
       .mode = mode,
       .exchange_timeout = seconds(o.exchange_timeout),
-      .step_timeout = seconds(o.step_timeout)};
+      .step_timeout = seconds(o.step_timeout),
+      .spin = o.threads * o.ep_size <= available_cpus()};
+  RETURN_IF_ERROR(exchange::check_options(exchange_options, o.ep_size));
   ASSIGN_OR_RETURN(const auto group, transports(exchange_options.window_bytes(o.ep_size)));
   const model::ModelOptions model_options{
       .page_size = o.page_size,
