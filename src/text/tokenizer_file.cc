@@ -106,7 +106,7 @@ class TokenizerFile {
     }
     for (const char* affix : {"continuing_subword_prefix", "end_of_word_suffix"}) {
       const Json& value = member(model, affix);
-      if (!value.is_null() && value != "") {
+      if (!value.is_null() && !(value.is_string() && value.get_ref<const std::string&>().empty())) {
         return Status::invalid(fmt::format("model: {} is not supported", affix));
       }
     }
@@ -143,8 +143,8 @@ class TokenizerFile {
       used[i] = true;
       vocabulary_.emplace(spelling, static_cast<int32_t>(i));
       // A spelling outside the byte alphabet is an added token's; it stands for its own text.
-      auto bytes = symbols_to_bytes(spelling);
-      token(static_cast<int64_t>(i)).bytes = bytes ? std::move(*bytes) : spelling;
+      const auto bytes = symbols_to_bytes(spelling);
+      token(static_cast<int64_t>(i)).bytes = bytes ? *bytes : spelling;
     }
     return {};
   }

@@ -14,9 +14,9 @@ const Value* Arguments::find(size_t place, std::string_view name) const {
   return nullptr;
 }
 
-Value Arguments::get(size_t place, std::string_view name, Value otherwise) const {
+Value Arguments::get(size_t place, std::string_view name, const Value& otherwise) const {
   const Value* value = find(place, name);
-  return value == nullptr ? std::move(otherwise) : *value;
+  return value == nullptr ? otherwise : *value;
 }
 
 int64_t Arguments::whole(size_t place, std::string_view name, int64_t otherwise) const {

@@ -57,7 +57,7 @@ std::string escape_html(std::string_view text) {
 
 Value to_int(Interpreter& in, const Value& v, const Arguments& a) {
   refuse_undefined(v);
-  const Value otherwise = a.get(0, "default", int64_t{0});
+  Value otherwise = a.get(0, "default", int64_t{0});
   int64_t whole = 0;
   if (v.whole(whole)) return whole;
   double d = 0;

@@ -68,7 +68,7 @@ Value make_namespace(Interpreter& in, const Arguments& a) {
     items.emplace_back(require_string(key, "an attribute's name"), value);
   }
   if (items.size() > 1000) fail("a namespace has too many attributes");
-  return in.make_namespace(std::move(items));
+  return in.make_namespace(items);
 }
 
 Value raise_exception(Interpreter& in, const Arguments& a) {

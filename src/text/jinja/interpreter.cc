@@ -240,14 +240,14 @@ void Interpreter::assign(const Target& target, const Value& value) {
   }
 }
 
-Value Interpreter::make_namespace(std::vector<std::pair<std::string, Value>> items) {
+Value Interpreter::make_namespace(const std::vector<std::pair<std::string, Value>>& items) {
   budget_.charge(50 + items.size());  // they live until the end
   auto space = std::make_shared<Namespace>();
-  for (auto& [name, value] : items) {
+  for (const auto& [name, value] : items) {
     if (Value* there = space->find(name)) {
-      *there = std::move(value);
+      *there = value;
     } else {
-      space->items.emplace_back(std::move(name), std::move(value));
+      space->items.emplace_back(name, value);
     }
   }
   namespaces_.push_back(space);

@@ -20,7 +20,7 @@ struct Arguments {
 
   // The argument in this place or of this name; null if it was not given.
   const Value* find(size_t place, std::string_view name) const;
-  Value get(size_t place, std::string_view name, Value otherwise) const;
+  Value get(size_t place, std::string_view name, const Value& otherwise) const;
   int64_t whole(size_t place, std::string_view name, int64_t otherwise) const;
   bool truthy(size_t place, std::string_view name, bool otherwise) const;
 };
@@ -54,7 +54,7 @@ class Interpreter {
   Value subscript(const Value& value, const Value& key);
   Value filter(std::string_view name, const Value& input, const Arguments& arguments);
   bool test(std::string_view name, const Value& value, const Arguments& arguments);
-  Value make_namespace(std::vector<std::pair<std::string, Value>> items);
+  Value make_namespace(const std::vector<std::pair<std::string, Value>>& items);
 
  private:
   enum class Flow { kNormal, kBreak, kContinue };

@@ -197,7 +197,7 @@ std::string float_text(double value) {
   char buffer[64];
   const auto end =
       std::to_chars(buffer, buffer + sizeof buffer, value, std::chars_format::scientific).ptr;
-  const std::string shortest(buffer, end);
+  std::string shortest(buffer, end);
   const size_t e = shortest.find('e');
   const int exponent = std::stoi(shortest.substr(e + 1));
   if (exponent < -4 || exponent >= 16) return shortest;
