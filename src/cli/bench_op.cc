@@ -130,6 +130,7 @@ void Bench::make_operands(const Case& c) {
 // Seconds of one grouped GEMM over the weights that start at `codes`.
 double Bench::call(const Case& c, const std::byte* codes) {
   std::vector<quant::Matrix> w;
+  w.reserve(static_cast<size_t>(options_.experts * c.parts));
   for (int i = 0; i < options_.experts * c.parts; ++i) {
     w.push_back({.format = c.format,
                  .n = c.n,

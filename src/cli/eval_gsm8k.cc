@@ -47,6 +47,7 @@ class Asker {
     Progress progress("gsm8k", static_cast<int64_t>(questions_.size()), "questions",
                       options_.run.quiet);
     std::vector<std::thread> askers;
+    askers.reserve(static_cast<size_t>(parallel));
     for (int i = 0; i < parallel; ++i) askers.emplace_back([&] { ask_until_done(progress); });
     for (std::thread& t : askers) t.join();
     return answers_;

@@ -280,9 +280,10 @@ Status Ranks::build() {
   for (size_t i = 0; i < ranks_.size(); ++i) {
     Rank& rank = ranks_[i];
     rank.index = first_rank_ + static_cast<int>(i);
-    std::vector<int> own;
-    for (int t = 0; pin && t < o.threads; ++t) {
-      own.push_back(cpus[static_cast<size_t>(rank.index * o.threads + t)]);
+    std::vector<int> own;  // this rank's share of the CPUs
+    if (pin) {
+      const auto first = cpus.begin() + int64_t{rank.index} * o.threads;
+      own.assign(first, first + o.threads);
     }
     rank.threads = std::make_unique<ThreadPool>(o.threads, own);
     rank.exchange = exchange::make_exchange(group[i], exchange_options);

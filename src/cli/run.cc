@@ -46,7 +46,7 @@ class Generator {
     signals_ = std::make_unique<SignalWatch>([this] { serving_->engine().stop(); });
     const Status status = options_.chat && !options_.has_prompt ? converse() : answer_once();
     const std::vector<engine::RankStats> stats = serving_->engine().stats();
-    const Status finished = serving_->finish();
+    Status finished = serving_->finish();
     if (signals_->caught() != 0) return Status::cancelled("stopped by a signal");
     RETURN_IF_ERROR(status);
     if (options_.stats) print_stats(stats);

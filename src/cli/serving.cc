@@ -40,11 +40,11 @@ Serving::Serving(Ranks& ranks) : ranks_(ranks) {
   }
   engine_ = std::make_unique<engine::Engine>(std::move(links));
   engine_->start();
-  if (!remote.empty()) watch(std::move(remote));
+  if (!remote.empty()) watch(remote);
 }
 
 // Rank r of the links is remote[r - 1]: rank 0 is this process.
-void Serving::watch(std::vector<engine::RemoteLink*> remote) {
+void Serving::watch(const std::vector<engine::RemoteLink*>& remote) {
   exchange::Control& control = ranks_.processes()->control();
   control.on_frame([remote](int from, uint32_t type, const exchange::Bytes& payload) {
     engine::RemoteLink& link = *remote[static_cast<size_t>(from) - 1];
@@ -84,7 +84,7 @@ Status serve_rank(Ranks& ranks) {
   control.on_death([&rank](int dead) {
     if (dead == 0) rank.on_closed();
   });
-  const Status status = rank.join();
+  Status status = rank.join();
   control.on_frame(nullptr);
   control.on_death(nullptr);
   return status;

@@ -22,7 +22,7 @@ class Serving {
   Status finish();
 
  private:
-  void watch(std::vector<engine::RemoteLink*> links);
+  void watch(const std::vector<engine::RemoteLink*>& remote);
 
   Ranks& ranks_;
   std::unique_ptr<engine::Engine> engine_;
