@@ -157,7 +157,10 @@ TEST_P(Identity, LogitsAreTheSameBits) {
     if (!cpu::choose_isa().is_ok()) continue;  // not on this processor
     const std::vector<float> alone = probe_logits(folder, {.name = "alone"}, device);
     ASSERT_FALSE(alone.empty());
+    const bool short_form = std::getenv("SORTIE_TEST_SHORT") != nullptr;
     for (const Scenario& s : kScenarios) {
+      // Sanitizers look for other faults: every fourth scenario will do for them.
+      if (short_form && (&s - kScenarios) % 4 != 3) continue;
       if (device == "reference" && (s.threads > 1 || s.ranks > 4)) continue;
       const std::vector<float> logits = probe_logits(folder, s, device);
       ASSERT_EQ(logits.size(), alone.size()) << s.name;

@@ -44,6 +44,7 @@ SortieProcess::SortieProcess(const std::vector<std::string>& arguments,
   std::vector<std::string> words = {SORTIE_BINARY};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
+  argv.reserve(words.size() + 1);
   for (std::string& w : words) argv.push_back(w.data());
   argv.push_back(nullptr);
   const std::string out = folder_ + "/out";

@@ -144,8 +144,7 @@ class Handler : public nlohmann::json_sax<nlohmann::json> {
   }
   bool unexpected() {
     if (names_.empty()) return fail("the header is not a JSON object");
-    return fail(fmt::format("tensor {} has a value of the wrong kind",
-                            printable(key_)));
+    return fail(fmt::format("tensor {} has a value of the wrong kind", printable(key_)));
   }
   bool finish_entry() {
     int64_t bytes = 1;

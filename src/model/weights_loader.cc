@@ -248,6 +248,7 @@ void WeightsLoader::add_activation_scales(const std::string& prefix, int layer,
     return;
   }
   std::vector<std::string> names;
+  names.reserve(table.down.size() * 3);
   for (size_t e = 0; e < table.down.size(); ++e) {
     for (const char* part : {"w1", "w3", "w2"}) {
       names.push_back(fmt::format("{}{}.{}.input_scale", prefix, e, part));
@@ -259,6 +260,7 @@ void WeightsLoader::add_activation_scales(const std::string& prefix, int layer,
   }
   const std::vector<int64_t> shapes[] = {{1}, {}};
   std::vector<const Tensor*> scales;
+  scales.reserve(names.size());
   for (const std::string& name : names) scales.push_back(table_.take(name, kFloats, shapes));
   if (std::find(scales.begin(), scales.end(), nullptr) != scales.end()) return;
   const std::byte* at = scales.front()->data;

@@ -273,11 +273,11 @@ uint64_t read(const std::byte* p, int64_t bytes) {
     for (int j = 0; j < 8; ++j) {
       // As far ahead as the GEMMs ask: a bound must not read slower than what it bounds.
       _mm_prefetch(reinterpret_cast<const char*>(p) + i + 64 * j + 8192, _MM_HINT_T1);
-      sum[j % 4] = _mm512_add_epi64(sum[j % 4], _mm512_loadu_si512(p + i + 64 * j));
+      sum[j % 4] = _mm512_or_si512(sum[j % 4], _mm512_loadu_si512(p + i + 64 * j));
     }
   }
-  return static_cast<uint64_t>(_mm512_reduce_add_epi64(
-      _mm512_add_epi64(_mm512_add_epi64(sum[0], sum[1]), _mm512_add_epi64(sum[2], sum[3]))));
+  return static_cast<uint64_t>(_mm512_reduce_or_epi64(
+      _mm512_or_si512(_mm512_or_si512(sum[0], sum[1]), _mm512_or_si512(sum[2], sum[3]))));
 }
 
 // 12 chains hide the latency. The barrier keeps the compiler from folding equal steps.
