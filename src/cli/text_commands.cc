@@ -8,8 +8,8 @@
 #include <ostream>
 #include <vector>
 
+#include "base/json.h"
 #include "text/chat_template.h"
-#include "text/json.h"
 #include "text/tokenizer.h"
 #include "text/utf8.h"
 
@@ -47,13 +47,13 @@ Status for_each_line(std::istream& in, std::ostream& out, Answer answer) {
       return Status::invalid(fmt::format("{} has more than {} bytes.", what, kMaxLine));
     }
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
-    ASSIGN_OR_RETURN(const Json request, text::parse_ordered_json(text::valid_utf8(line), what));
+    ASSIGN_OR_RETURN(const Json request, parse_ordered_json(text::valid_utf8(line), what));
     Json reply;
     const Status status = answer(request, reply);
     if (!status.is_ok()) {
       return Status::invalid(fmt::format("{} {}.", what, status.message()));
     }
-    out << text::dump_json(reply) << '\n' << std::flush;
+    out << dump_json(reply) << '\n' << std::flush;
     if (!out) return Status::exhausted("The output cannot be written.");
   }
 }

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <string>
 
+#include "base/json.h"
 #include "model/config_quantization.h"
 #include "model/config_reader.h"
-#include "model/json.h"
 
 namespace sortie::model {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <string>
 
+#include "base/json.h"
 #include "model/config_reader.h"
-#include "model/json.h"
 
 namespace sortie::model {
 namespace {

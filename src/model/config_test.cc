@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "model/json.h"
+#include "base/json.h"
 
 namespace sortie::model {
 namespace {

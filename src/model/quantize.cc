@@ -11,10 +11,10 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
+#include "base/json.h"
 #include "base/progress.h"
 #include "base/scalar.h"
 #include "base/threads.h"
-#include "model/json.h"
 #include "model/quantize_plan.h"
 #include "quant/matrix_ops.h"
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "model/json.h"
+#include "base/json.h"
 #include "model/quantize_plan.h"
 
 namespace sortie::model {

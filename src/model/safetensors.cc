@@ -9,7 +9,7 @@
 #include <cstring>
 #include <set>
 
-#include "model/json.h"
+#include "base/json.h"
 #include "model/safetensors_header.h"
 
 namespace sortie::model {

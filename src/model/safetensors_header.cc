@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "model/json.h"
+#include "base/json.h"
 
 namespace sortie::model {
 namespace {

@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "model/json.h"
+#include "base/json.h"
 #include "model/safetensors_header.h"
 
 namespace sortie::model {

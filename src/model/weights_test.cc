@@ -10,7 +10,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "model/json.h"
+#include "base/json.h"
 #include "quant/matrix_ops.h"
 
 namespace sortie::model {

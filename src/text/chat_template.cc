@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
+#include "base/json.h"
 #include "text/jinja/interpreter.h"
 #include "text/jinja/parser.h"
-#include "text/json.h"
 
 namespace sortie::text {
 namespace {
@@ -108,7 +108,7 @@ Result<ModelTemplates> ModelTemplates::load(const std::string& folder,
   Sources sources;
   const std::string config_path = folder + "/tokenizer_config.json";
   if (file_exists(config_path)) {
-    ASSIGN_OR_RETURN(const std::string text, read_file(config_path, kMaxConfig));
+    ASSIGN_OR_RETURN(const std::string text, read_text_file(config_path, kMaxConfig));
     ASSIGN_OR_RETURN(const Json config, parse_ordered_json(text, config_path));
     if (!config.is_object()) {
       return Status::invalid(fmt::format("{} is not a JSON object.", config_path));
@@ -122,7 +122,7 @@ Result<ModelTemplates> ModelTemplates::load(const std::string& folder,
                                                    : std::string();
   if (!file.empty()) {
     sources = {};
-    ASSIGN_OR_RETURN(sources.main, read_file(file, kMaxTemplate));
+    ASSIGN_OR_RETURN(sources.main, read_text_file(file, kMaxTemplate));
   }
   if (sources.main.empty()) {
     return Status::invalid(

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <array>
 
+#include "base/json.h"
 #include "text/byte_level.h"
-#include "text/json.h"
 #include "text/tokenizer.h"
 
 namespace sortie::text {
@@ -343,11 +343,11 @@ Result<std::shared_ptr<const Tokenizer>> Tokenizer::load(const std::string& fold
           "{} has {} but no tokenizer.json; convert it to that form first.", folder, other));
     }
   }
-  ASSIGN_OR_RETURN(const std::string file, read_file(path, kMaxFile));
+  ASSIGN_OR_RETURN(const std::string file, read_text_file(path, kMaxFile));
   std::string config;
   const std::string config_path = folder + "/tokenizer_config.json";
   if (file_exists(config_path)) {
-    ASSIGN_OR_RETURN(config, read_file(config_path, kMaxFile));
+    ASSIGN_OR_RETURN(config, read_text_file(config_path, kMaxFile));
   }
   auto result = parse(file, config);
   if (!result.is_ok()) {

@@ -5,8 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/json.h"
 #include "text/byte_level.h"
-#include "text/json.h"
 #include "text/tokenizer.h"
 #include "text/utf8.h"
 

@@ -1,4 +1,4 @@
-#include "text/json.h"
+#include "base/json.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -10,7 +10,7 @@
 #include <cstring>
 #include <optional>
 
-namespace sortie::text {
+namespace sortie {
 namespace {
 
 constexpr int kMaxKeys = 4096;
@@ -55,6 +55,8 @@ Result<Json> parse_as(std::string_view text, const std::string& what, bool count
 
 }  // namespace
 
+bool json_too_deep(std::string_view text) { return refuse_shape(text, false).has_value(); }
+
 Result<nlohmann::json> parse_json(std::string_view text, const std::string& what) {
   return parse_as<nlohmann::json>(text, what, false);
 }
@@ -67,7 +69,7 @@ std::string dump_json(const nlohmann::ordered_json& value) {
   return value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
-Result<std::string> read_file(const std::string& path, int64_t max_bytes) {
+Result<std::string> read_text_file(const std::string& path, int64_t max_bytes) {
   // O_NONBLOCK: a folder may hold a FIFO under this name, and opening one must not wait.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) {
@@ -102,4 +104,4 @@ Result<std::string> read_file(const std::string& path, int64_t max_bytes) {
 
 bool file_exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
 
-}  // namespace sortie::text
+}  // namespace sortie
