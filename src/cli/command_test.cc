@@ -43,6 +43,10 @@ TEST(Command, WrongFlagsNameTheNearest) {
                {"--max-new-tokens"});
   expect_error(run_sortie({"run", kMini, "-p", "x"}, {"SORTIE_ISA=sse9"}), 2,
                {"SORTIE_ISA", "sse9"});
+  expect_error(run_sortie({"run", kMini, "--ids", "", "--quiet"}), 2, {"--ids"});
+  expect_error(run_sortie({"run", kMini, "--ids", "5,x", "--quiet"}), 2, {"--ids", "x"});
+  expect_error(run_sortie({"run", kMini, "-p", "x", "--temperature", "-1"}), 2,
+               {"--temperature", "at least 0"});
   EXPECT_EQ(run_sortie({"--help"}).code, 0);
   EXPECT_EQ(run_sortie({"run", "--help"}).code, 0);
   EXPECT_EQ(run_sortie({"--version"}).out.substr(0, 7), "sortie ");

@@ -170,9 +170,9 @@ Status eval_gsm8k(Gsm8kOptions options, const Launch& launch) {
   const std::vector<Answer>& answers =
       asker.run(options.parallel > 0 ? options.parallel : capacity);
   const double elapsed = to_seconds(Clock::now() - start);
-  int64_t preemptions = 0;
-  for (const engine::RankStats& r : engine.stats()) preemptions += r.preemptions;
   const Status joined = serving.finish();
+  int64_t preemptions = 0;
+  for (const engine::RankStats& r : serving.stats()) preemptions += r.preemptions;
   if (signals.caught() != 0)
     return Status::cancelled("stopped by a signal; no accuracy was computed");
   RETURN_IF_ERROR(joined);

@@ -52,13 +52,23 @@ void add_run_flags(CLI::App& app, RunOptions& o) {
   app.add_flag("--quiet", o.quiet, "no plan and no progress");
 }
 
+CLI::Validator at_least(double least) {
+  return CLI::Validator(
+      [least](const std::string& text) {
+        double value = 0;
+        const bool good = CLI::detail::lexical_cast(text, value) && value >= least;
+        return good ? std::string() : fmt::format("{} is not a number of at least {}", text, least);
+      },
+      "");
+}
+
 void add_sampling_flags(CLI::App& app, engine::SamplingParams& s) {
   app.add_option("--max-new-tokens", s.max_new_tokens, "tokens to generate at most")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(at_least(0));
   app.add_option("--temperature", s.temperature, "0 = greedy")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(at_least(0));
   app.add_option("--top-p", s.top_p)->capture_default_str()->check(CLI::Range(0.0, 1.0));
   app.add_option("--top-k", s.top_k, "0 or -1 = all")->capture_default_str();
   app.add_option("--min-p", s.min_p)->capture_default_str()->check(CLI::Range(0.0, 1.0));

@@ -64,7 +64,15 @@ void add_run(CLI::App& app, const Launch& launch, Action& action) {
         o->has_prompt = true;
       },
       "the prompt");
-  run->add_option("--ids", o->ids, "a prompt of token ids, 1,2,3")->delimiter(',');
+  run->add_option("--ids", o->ids, "a prompt of token ids, 1,2,3")
+      ->delimiter(',')
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            const bool good = text.find_first_not_of("-0123456789") == std::string::npos &&
+                              text.find_first_of("0123456789") != std::string::npos;
+            return good ? std::string() : fmt::format("'{}' is not a token id", text);
+          },
+          ""));
   run->add_option("--stop", o->stop, "a string that ends the answer; may be given again");
   run->add_option("--system", o->system, "with --chat: the system message");
   run->add_flag("--chat", o->chat, "use the model's chat template; without -p a conversation");
@@ -106,10 +114,10 @@ void add_eval(CLI::App& app, const Launch& launch, Action& action) {
   gsm8k->add_option("--data", q->data, "JSON lines with question and answer")->required();
   gsm8k->add_option("--num-shots", q->num_shots, "examples, the file's first rows")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
-  gsm8k->add_option("--num-questions", q->num_questions, "0 = all")->check(CLI::NonNegativeNumber);
+      ->check(at_least(0));
+  gsm8k->add_option("--num-questions", q->num_questions, "0 = all")->check(at_least(0));
   gsm8k->add_option("--parallel", q->parallel, "requests in flight; 0 = what the ranks can run")
-      ->check(CLI::NonNegativeNumber);
+      ->check(at_least(0));
   gsm8k->add_option("--output", q->output, "JSON lines with every answer");
   gsm8k->add_flag("--chat", q->chat, "the chat template instead of examples");
   gsm8k->add_flag("--json", q->json, "one JSON line");
@@ -145,7 +153,7 @@ void add_bench(CLI::App& app, const Launch& launch, Action& action) {
   op->add_option("--format", p->formats, "bf16, fp8_block, w8a8_int8, w4afp8")->delimiter(',');
   op->add_option("--hidden", p->hidden)->delimiter(',');
   op->add_option("--rows", p->rows, "rows an expert")->delimiter(',');
-  op->add_option("--experts", p->experts)->capture_default_str()->check(CLI::PositiveNumber);
+  op->add_option("--experts", p->experts)->capture_default_str()->check(at_least(1));
   op->add_option("--threads", p->threads, "0 = all usable CPUs");
   op->add_option("--seconds", p->seconds, "a case")->capture_default_str();
   op->add_flag("--json", p->json, "JSON lines");
@@ -158,7 +166,7 @@ void add_bench(CLI::App& app, const Launch& launch, Action& action) {
     command->add_option("--layers", m->layers, "0 = all of the shape");
     command->add_option("--ep-size", m->ep_size)->capture_default_str();
     command->add_option("--threads", m->threads, "a rank; 0 = its share");
-    command->add_option("--steps", m->steps)->capture_default_str()->check(CLI::PositiveNumber);
+    command->add_option("--steps", m->steps)->capture_default_str()->check(at_least(1));
     command->add_flag("--json", m->json, "JSON lines");
   };
   CLI::App* decode = add_command(*bench, "decode", "decode steps of a model made in memory", action,
@@ -181,7 +189,7 @@ void add_bench(CLI::App& app, const Launch& launch, Action& action) {
   exchange->add_option("--hidden", x->hidden)->capture_default_str();
   exchange->add_option("--topk", x->topk)->capture_default_str();
   exchange->add_option("--experts", x->experts)->capture_default_str();
-  exchange->add_option("--repeats", x->repeats)->capture_default_str()->check(CLI::PositiveNumber);
+  exchange->add_option("--repeats", x->repeats)->capture_default_str()->check(at_least(1));
   exchange->add_flag("--json", x->json, "JSON lines");
 
   auto l = std::make_shared<BenchLoadOptions>();

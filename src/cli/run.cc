@@ -45,11 +45,10 @@ class Generator {
     serving_ = std::make_unique<Serving>(ranks_);
     signals_ = std::make_unique<SignalWatch>([this] { serving_->engine().stop(); });
     const Status status = options_.chat && !options_.has_prompt ? converse() : answer_once();
-    const std::vector<engine::RankStats> stats = serving_->engine().stats();
     Status finished = serving_->finish();
     if (signals_->caught() != 0) return Status::cancelled("stopped by a signal");
     RETURN_IF_ERROR(status);
-    if (options_.stats) print_stats(stats);
+    if (options_.stats) print_stats(serving_->stats());
     return finished;
   }
 

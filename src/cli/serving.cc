@@ -62,6 +62,7 @@ Serving::~Serving() {
 Status Serving::finish() {
   engine_->stop();
   Status status = engine_->join();
+  stats_ = engine_->stats();
   if (exchange::ProcessGroup* processes = ranks_.processes()) {
     processes->control().on_frame(nullptr);
     processes->control().on_death(nullptr);

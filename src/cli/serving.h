@@ -20,12 +20,15 @@ class Serving {
   engine::Engine& engine() { return *engine_; }
   // Stops the ranks and waits for them: ok, or why one of them failed.
   Status finish();
+  // Of all ranks, as they were when they left.
+  const std::vector<engine::RankStats>& stats() const { return stats_; }
 
  private:
   void watch(const std::vector<engine::RemoteLink*>& remote);
 
   Ranks& ranks_;
   std::unique_ptr<engine::Engine> engine_;
+  std::vector<engine::RankStats> stats_;
 };
 
 // A rank whose front is in another process: serves until the front stops it.
