@@ -61,6 +61,11 @@ Result<std::vector<std::vector<int32_t>>> read_sequences(const RunOptions& optio
 
 Result<model::Model::ExpertAmax> calibrate(const RunOptions& options) {
   ASSIGN_OR_RETURN(const model::Config config, model::load_config(options.model));
+  if (config.dialect != model::Dialect::kBf16) {
+    return Status::usage(
+        fmt::format("--calibrate runs the model unquantised, but {} is {}: give a bf16 checkpoint",
+                    options.model, quantization_name(config, {})));
+  }
   ASSIGN_OR_RETURN(auto sequences, read_sequences(options, config.vocab_size));
   const auto limit = static_cast<size_t>(std::max<int64_t>(1, config.max_position_embeddings));
   size_t longest = 0;

@@ -221,6 +221,17 @@ TEST(Command, PreemptedRequestsGiveTheSameAnswers) {
   }
 }
 
+TEST(Command, CalibrationNeedsAnUnquantisedModel) {
+  TemporaryFolder folder;
+  const std::string calibrate = kData + "formats/calibrate.jsonl";
+  expect_error(run_sortie({"quantize", kData + "formats/fp8_block", folder / "out", "--format",
+                           "w4afp8", "--quiet", "--calibrate", calibrate}),
+               2, {"--calibrate", "fp8_block"});
+  expect_error(run_sortie({"run", kData + "formats/w4afp8", "--ids", kIds, "--quiet",
+                           "--quantization", "w4afp8", "--calibrate", calibrate}),
+               2, {"--calibrate", "w4afp8"});
+}
+
 TEST(Command, AFileAndAFlagThatDisagreeAreAnError) {
   expect_error(run_sortie({"run", kData + "formats/w4afp8", "--ids", kIds, "--quiet",
                            "--quantization", "w8a8_int8"}),
