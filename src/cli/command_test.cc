@@ -15,6 +15,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Sanitizer runs take the short form of slow tests.
+const bool kShort = std::getenv("SORTIE_TEST_SHORT") != nullptr;
 const std::string kData = SORTIE_SOURCE_DIR "/tests/data/";
 const std::string kMini = SORTIE_SOURCE_DIR "/models/mini";
 const std::string kIds = "5,17,300,42,99,7,255,128,31";
@@ -188,6 +190,7 @@ TEST(Command, QuantizeWritesThePublishedBytes) {
 // and through one that holds them all.
 TEST(Command, PreemptedRequestsGiveTheSameAnswers) {
   for (const std::string form : {"bf16", "fp8_block", "w4afp8", "w8a8_int8"}) {
+    if (kShort && form != "w4afp8") continue;
     TemporaryFolder folder;
     const auto answers = [&](const std::string& cache, const std::string& name) {
       const Finished f = run_sortie({"eval",
@@ -261,24 +264,14 @@ class SharedMemory {
  public:
   SharedMemory() : before_(names()) {}
 
+  // A process that was killed may still be on its way out: its memory has a moment to go.
   std::set<std::string> left_by(const std::set<pid_t>& processes) const {
-    std::set<std::string> left;
-    std::ifstream segments("/proc/sysvipc/shm");
-    for (std::string line; std::getline(segments, line);) {
-      std::istringstream columns(line);
-      std::string key, id, perms, size, creator;
-      columns >> key >> id >> perms >> size >> creator;
-      for (const pid_t p : processes) {
-        if (creator == std::to_string(p)) left.insert("segment " + id);
-      }
-    }
-    const Deadline deadline(seconds(2));
-    std::set<std::string> fresh = now();
-    while (!fresh.empty() && !deadline.passed()) {
+    const Deadline deadline(seconds(5));
+    std::set<std::string> left = now(processes);
+    while (!left.empty() && !deadline.passed()) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      fresh = now();
+      left = now(processes);
     }
-    left.insert(fresh.begin(), fresh.end());
     return left;
   }
 
@@ -288,12 +281,21 @@ class SharedMemory {
     for (const auto& f : fs::directory_iterator("/dev/shm")) names.insert(f.path().filename());
     return names;
   }
-  std::set<std::string> now() const {
-    std::set<std::string> fresh;
+  std::set<std::string> now(const std::set<pid_t>& processes) const {
+    std::set<std::string> found;
     for (const std::string& n : names()) {
-      if (before_.count(n) == 0) fresh.insert(n);
+      if (before_.count(n) == 0) found.insert(n);
     }
-    return fresh;
+    std::ifstream segments("/proc/sysvipc/shm");
+    for (std::string line; std::getline(segments, line);) {
+      std::istringstream columns(line);
+      std::string key, id, perms, size, creator;
+      columns >> key >> id >> perms >> size >> creator;
+      for (const pid_t p : processes) {
+        if (creator == std::to_string(p)) found.insert("segment " + id);
+      }
+    }
+    return found;
   }
   const std::set<std::string> before_;
 };
@@ -398,8 +400,9 @@ TEST_P(Goldens, AllPass) {
       {kMini, "golden.json"}};
   const bool reference = GetParam() == "reference";
   for (const GoldenCase& c : cases) {
-    // The reference walks mini's prompts in a minute; a run of its own does that (make eval).
-    if (c.folder == kMini && (reference || std::getenv("SORTIE_TEST_SHORT") != nullptr)) continue;
+    // The reference walks mini's prompts in a minute: a run of its own does that.
+    if (reference && c.folder == kMini) continue;
+    if (kShort && !c.folder.ends_with("w4afp8") && !c.folder.ends_with("v3-yarn")) continue;
     const Finished f = run_sortie({"eval", "goldens", c.folder, c.folder + "/" + c.file, "--quiet",
                                    "--device", reference ? "reference" : "cpu"},
                                   reference ? std::vector<std::string>{}
