@@ -137,7 +137,7 @@ double log_sum_exp(const float* x, int64_t n) {
 class Runner {
  public:
   Runner(Rank& rank, const std::vector<Golden>& goldens)
-      : rank_(rank), model_(*rank.model), goldens_(goldens), front_(rank.index == 0) {}
+      : model_(*rank.model), goldens_(goldens), front_(rank.index == 0) {}
 
   Result<std::vector<Outcome>> run(Progress& progress) {
     std::vector<Outcome> outcomes(goldens_.size());
@@ -272,7 +272,6 @@ class Runner {
     return Status::ok();
   }
 
-  Rank& rank_;
   model::Model& model_;
   const std::vector<Golden>& goldens_;
   const bool front_;
