@@ -8,29 +8,34 @@ namespace sortie {
 
 namespace {
 constexpr size_t kAlign = 64;
+constexpr size_t kDeviceAlign = 256;
 constexpr size_t kMinBlock = size_t{1} << 20;
 
-size_t round_up(size_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
+size_t round_up(size_t n, size_t align) { return (n + align - 1) / align * align; }
 }  // namespace
 
-void AlignedBuffer::Free::operator()(std::byte* p) const { std::free(p); }
+void AlignedBuffer::Free::operator()(std::byte* p) const {
+  memory != nullptr ? memory->release(p) : std::free(p);
+}
 
-AlignedBuffer::AlignedBuffer(size_t bytes) : size_(bytes) {
+AlignedBuffer::AlignedBuffer(size_t bytes, const Memory* memory) : size_(bytes) {
   if (bytes == 0) return;
-  auto* p = static_cast<std::byte*>(std::aligned_alloc(kAlign, round_up(bytes)));
+  auto* p = memory != nullptr
+                ? memory->allocate(bytes)
+                : static_cast<std::byte*>(std::aligned_alloc(kAlign, round_up(bytes, kAlign)));
   if (p == nullptr) throw std::bad_alloc();
-  data_.reset(p);
+  data_ = {p, Free{memory}};
 }
 
 std::byte* Arena::alloc_bytes(size_t bytes) {
-  bytes = round_up(std::max<size_t>(bytes, 1));
+  bytes = round_up(std::max<size_t>(bytes, 1), memory_ != nullptr ? kDeviceAlign : kAlign);
   while (block_ < blocks_.size() && used_ + bytes > blocks_[block_].size()) {
     ++block_;
     used_ = 0;
   }
   if (block_ == blocks_.size()) {
     const size_t last = blocks_.empty() ? kMinBlock : blocks_.back().size();
-    blocks_.emplace_back(std::max(bytes, last * 2));
+    blocks_.emplace_back(std::max(bytes, last * 2), memory_);
     used_ = 0;
   }
   std::byte* p = blocks_[block_].data() + used_;
@@ -43,7 +48,7 @@ void Arena::reset() {
     size_t total = 0;
     for (const AlignedBuffer& b : blocks_) total += b.size();
     blocks_.clear();
-    blocks_.emplace_back(total);
+    blocks_.emplace_back(total, memory_);
   }
   block_ = 0;
   used_ = 0;

@@ -9,27 +9,36 @@
 
 namespace sortie {
 
-// Uninitialised memory, 64-byte aligned, of fixed size.
+// Where memory comes from if it is not the host's own.
+struct Memory {
+  std::byte* (*allocate)(size_t bytes);  // at least 256-byte aligned; null if there is none
+  void (*release)(std::byte*);
+};
+
+// Uninitialised memory, 64-byte aligned, of fixed size; the host's if `memory` is null.
 class AlignedBuffer {
  public:
   AlignedBuffer() = default;
-  explicit AlignedBuffer(size_t bytes);
+  explicit AlignedBuffer(size_t bytes, const Memory* memory = nullptr);
   std::byte* data() const { return data_.get(); }
   size_t size() const { return size_; }
 
  private:
   struct Free {
+    const Memory* memory;  // null: the host's
     void operator()(std::byte* p) const;
   };
   std::unique_ptr<std::byte, Free> data_;
   size_t size_ = 0;
 };
 
-// Scratch memory of one step: bump allocation, 64-byte aligned, never freed one by one. It grows in
-// blocks while it learns what a step needs; reset() merges them, so a steady step allocates
-// nothing.
+// Scratch memory of one step: bump allocation, 64-byte aligned (256 on a device), never freed one
+// by one. It grows in blocks while it learns what a step needs; reset() merges them, so a steady
+// step allocates nothing.
 class Arena {
  public:
+  explicit Arena(const Memory* memory = nullptr) : memory_(memory) {}
+
   template <typename T>
   T* alloc(int64_t count) {
     CHECK(count >= 0);
@@ -58,6 +67,7 @@ class Arena {
   };
 
  private:
+  const Memory* memory_;
   std::vector<AlignedBuffer> blocks_;
   size_t block_ = 0;  // index of the block in use
   size_t used_ = 0;   // bytes used of it

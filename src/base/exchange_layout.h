@@ -30,7 +30,9 @@ struct ExpertRows {
   const std::byte* rows = nullptr;  // [ranks * max_tokens] x row_bytes
   int64_t row_bytes = 0;
 
-  int64_t entries = 0;                 // sum of counts
+  // Sum of counts; on a device, where the host does not know it, the most there can be: the sum is
+  // offsets[local_experts].
+  int64_t entries = 0;
   const int32_t* offsets = nullptr;    // [local_experts + 1]; count of e = offsets[e+1]-offsets[e]
   const int32_t* row_index = nullptr;  // [entries] slot
   const float* row_weight = nullptr;   // [entries] routing weight
@@ -45,8 +47,12 @@ struct ExpertRows {
 struct CombinedParts {
   int ranks = 1;
   int64_t max_tokens = 0;
-  const float* rows =
-      nullptr;  // [ranks * max_tokens, hidden]; slot = expert rank * max_tokens + token
+  // [ranks * max_tokens, hidden] of the activations' type; slot = expert rank * max_tokens + token
+  const std::byte* rows = nullptr;
+  template <typename T>
+  const T* rows_of() const {
+    return reinterpret_cast<const T*>(rows);
+  }
   const uint8_t* present = nullptr;  // [ranks * max_tokens] 1 where a part stands
 };
 

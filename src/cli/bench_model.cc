@@ -65,12 +65,12 @@ class Bench {
       BenchRank& rank = ranks_.emplace_back();
       rank.threads = std::make_unique<ThreadPool>(threads_);
       rank.exchange = exchange::make_exchange(group[static_cast<size_t>(r)], exchange_options);
-      rank.model = std::make_unique<model::Model>(config_, std::move(weights), cpu::backend(isa),
-                                                  *rank.threads, *rank.exchange,
-                                                  model::ModelOptions{.page_size = kPage,
-                                                                      .pages = pages,
-                                                                      .decode_segment = 1024,
-                                                                      .context_length = context_});
+      rank.model = model::make_model(config_, std::move(weights), cpu::backend(isa), *rank.threads,
+                                     *rank.exchange,
+                                     model::ModelOptions{.page_size = kPage,
+                                                         .pages = pages,
+                                                         .decode_segment = 1024,
+                                                         .context_length = context_});
       rank.model->fill_cache();
     }
     return Status::ok();

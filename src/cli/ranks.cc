@@ -287,8 +287,8 @@ Status Ranks::build() {
     }
     rank.threads = std::make_unique<ThreadPool>(o.threads, own);
     rank.exchange = exchange::make_exchange(group[i], exchange_options);
-    rank.model = std::make_unique<model::Model>(config_, weights_[i], *backend, *rank.threads,
-                                                *rank.exchange, model_options);
+    rank.model = model::make_model(config_, weights_[i], *backend, *rank.threads, *rank.exchange,
+                                   model_options);
   }
   plan_.emplace_back("backend", fmt::format("{}, {} thread{} a rank{}", backend->name, o.threads,
                                             o.threads == 1 ? "" : "s", pin ? ", pinned" : ""));

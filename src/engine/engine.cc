@@ -143,7 +143,7 @@ class RankEngine::Loop {
 };
 
 Status RankEngine::Loop::run() {
-  model_.context().threads.pin_caller();
+  model_.threads().pin_caller();
   while (true) {
     ASSIGN_OR_RETURN(const bool go_on, step());
     if (!go_on) return Status::ok();
@@ -201,8 +201,7 @@ Result<bool> RankEngine::Loop::step() {
 Result<bool> RankEngine::Loop::forward(Scheduler::Plan& plan) {
   const TimePoint start = Clock::now();
   ASSIGN_OR_RETURN(const model::Model::Output output, model_.forward(plan.step));
-  const auto sampled = sampler_.sample(output.logits, model_.config().vocab_size, plan.targets,
-                                       model_.ops(), model_.context());
+  ASSIGN_OR_RETURN(const auto sampled, sampler_.sample(output.logits, plan.targets, model_));
   const double took = to_seconds(Clock::now() - start);
   {
     const std::lock_guard lock(mutex_);

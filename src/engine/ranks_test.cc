@@ -54,8 +54,8 @@ TestRanks::TestRanks(TestOptions options) : options_(std::move(options)) {
     const auto rank = static_cast<size_t>(i);
     threads_.push_back(std::make_unique<ThreadPool>(options_.threads));
     exchanges_.push_back(exchange::make_exchange(group_.transports[rank], x));
-    models_.push_back(std::make_unique<model::Model>(config_, weights[rank], reference::backend(),
-                                                     *threads_[rank], *exchanges_[rank], m));
+    models_.push_back(model::make_model(config_, weights[rank], reference::backend(),
+                                        *threads_[rank], *exchanges_[rank], m));
   }
 }
 

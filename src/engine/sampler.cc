@@ -55,27 +55,28 @@ ops::SampleRow sample_row(const SampleTarget& t) {
 
 }  // namespace
 
-std::span<const Sampled> Sampler::sample(float* logits, int64_t vocabulary,
-                                         std::span<const SampleTarget> targets,
-                                         const ops::Backend& backend, const ops::Context& context) {
+Result<std::span<const Sampled>> Sampler::sample(float* logits,
+                                                 std::span<const SampleTarget> targets,
+                                                 model::Model& model) {
+  const int64_t vocabulary = model.config().vocab_size;
   const auto width = static_cast<size_t>(vocabulary);
   rows_.clear();
   raw_.clear();
   for (size_t i = 0; i < targets.size(); ++i) {
     rows_.push_back(sample_row(targets[i]));
-    const float* row = logits + i * width;
-    if (wants_logprobs(*targets[i].sampling)) raw_.insert(raw_.end(), row, row + width);
+    if (!wants_logprobs(*targets[i].sampling)) continue;
+    ASSIGN_OR_RETURN(const float* row, model.on_host(logits + i * width, vocabulary));
+    raw_.insert(raw_.end(), row, row + width);
   }
   ids_.resize(targets.size());
   sampled_.resize(targets.size());
-  if (targets.empty()) return sampled_;
-  backend.sample({.logits = logits,
-                  .rows = static_cast<int64_t>(targets.size()),
-                  .vocabulary = vocabulary,
-                  .params = rows_.data(),
-                  .ids = ids_.data(),
-                  .logprobs = nullptr},
-                 context);
+  if (targets.empty()) return std::span<const Sampled>(sampled_);
+  RETURN_IF_ERROR(model.sample({.logits = logits,
+                                .rows = static_cast<int64_t>(targets.size()),
+                                .vocabulary = vocabulary,
+                                .params = rows_.data(),
+                                .ids = ids_.data(),
+                                .logprobs = nullptr}));
 
   std::span<const float> raw(raw_);
   for (size_t i = 0; i < targets.size(); ++i) {
@@ -90,7 +91,7 @@ std::span<const Sampled> Sampler::sample(float* logits, int64_t vocabulary,
     s.logprob = static_cast<float>(row[static_cast<size_t>(s.id)] - norm);
     best(row, norm, static_cast<size_t>(targets[i].sampling->top_logprobs), order_, s.top);
   }
-  return sampled_;
+  return std::span<const Sampled>(sampled_);
 }
 
 }  // namespace sortie::engine

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/scheduler.h"
+#include "model/model.h"
 #include "ops/ops.h"
 
 namespace sortie::engine {
@@ -13,10 +14,10 @@ namespace sortie::engine {
 // raw logits, before penalties and temperature) are read here for the requests that want them.
 class Sampler {
  public:
-  // logits [targets, vocabulary], overwritten. The result is valid until the next call.
-  std::span<const Sampled> sample(float* logits, int64_t vocabulary,
-                                  std::span<const SampleTarget> targets,
-                                  const ops::Backend& backend, const ops::Context& context);
+  // logits [targets, vocabulary] as the model's forward gave them, overwritten. The result is valid
+  // until the next call.
+  Result<std::span<const Sampled>> sample(float* logits, std::span<const SampleTarget> targets,
+                                          model::Model& model);
 
  private:
   std::vector<Sampled> sampled_;

@@ -113,7 +113,7 @@ std::string check_parts(const CombinedParts& parts, const Batch& own, int rank, 
         return fmt::format("presence of the part of token {} from rank {}", t, from);
       }
       for (int64_t h = 0; want && h < kHidden; ++h) {
-        if (parts.rows[slot * kHidden + h] != part_value(seed, from, rank, t, h)) {
+        if (parts.rows_of<float>()[slot * kHidden + h] != part_value(seed, from, rank, t, h)) {
           return fmt::format("part of token {} from rank {}", t, from);
         }
       }

@@ -68,12 +68,12 @@ class ExchangeOver final : public Exchange {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   const Options& options() const override { return options_; }
-  float* parts_buffer() override { return size_ > 1 ? own_parts_.get() : home_parts(); }
+  void* parts_memory() override { return size_ > 1 ? own_parts_.get() : home_parts(); }
   void wake() override { waiter_.wake(); }
   void abort() override { waiter_.abort(); }
 
   Result<ExpertRows> dispatch(const Dispatch& args) override;
-  Result<CombinedParts> combine(int layer, const float* parts) override;
+  Result<CombinedParts> combine(int layer, const void* parts) override;
   Result<std::span<const StepHeader>> all_gather(const StepHeader& mine) override;
   Result<bool> wait_for_peers(Duration most) override {
     return waiter_.wait_any(kHeader, header_epoch_ + 1, most);
@@ -238,7 +238,7 @@ Result<ExpertRows> ExchangeOver::dispatch(const Dispatch& args) {
   return rows_;
 }
 
-Result<CombinedParts> ExchangeOver::combine(int layer, const float* parts) {
+Result<CombinedParts> ExchangeOver::combine(int layer, const void* parts) {
   const Place place{.layer = layer, .phase = Phase::kCombine};
   RETURN_IF_ERROR(waiter_.ready(place));
   CHECK(dispatched_, "a combine without a dispatch");
@@ -257,7 +257,8 @@ Result<CombinedParts> ExchangeOver::combine(int layer, const float* parts) {
     for_runs(
         max_tokens_, [&](int64_t t) { return offsets[t + 1] > offsets[t]; },
         [&](int64_t begin, int64_t end) {
-          const float* from = parts + (home * max_tokens_ + begin) * hidden;
+          const float* from =
+              static_cast<const float*>(parts) + (home * max_tokens_ + begin) * hidden;
           const int64_t to = (rank_ * max_tokens_ + begin) * row_bytes;
           const int64_t bytes = (end - begin) * row_bytes;
           if (home != rank_) {
@@ -270,8 +271,10 @@ Result<CombinedParts> ExchangeOver::combine(int layer, const float* parts) {
     if (home != rank_) transport_->signal(home, kCombined, epoch_);
   }
   RETURN_IF_ERROR(waiter_.wait_all(kCombined, epoch_, place));
-  return CombinedParts{
-      .ranks = size_, .max_tokens = max_tokens_, .rows = home_parts(), .present = present_.data()};
+  return CombinedParts{.ranks = size_,
+                       .max_tokens = max_tokens_,
+                       .rows = window_ + layout_.parts_offset,
+                       .present = present_.data()};
 }
 
 Result<std::span<const StepHeader>> ExchangeOver::all_gather(const StepHeader& mine) {

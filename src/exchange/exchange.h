@@ -75,10 +75,15 @@ class Exchange {
   virtual Result<ExpertRows> dispatch(const Dispatch& args) = 0;
   // parts [slots, hidden] as moe_reduce left them, for the ExpertRows of the last dispatch; returns
   // what the experts' ranks made of this rank's own tokens, valid until the next dispatch.
-  virtual Result<CombinedParts> combine(int layer, const float* parts) = 0;
+  virtual Result<CombinedParts> combine(int layer, const void* parts) = 0;
 
-  // Where combine's parts are best written (saves a copy), [slots, hidden].
-  virtual float* parts_buffer() = 0;
+  // Where combine's parts are best written (saves a copy), [slots, hidden] of the activations'
+  // type: fp32 between CPUs, bf16 between GPUs.
+  virtual void* parts_memory() = 0;
+  template <typename T = float>
+  T* parts_buffer() {
+    return static_cast<T*>(parts_memory());
+  }
 
   // All ranks' headers, by rank; valid until the next call.
   virtual Result<std::span<const StepHeader>> all_gather(const StepHeader& mine) = 0;

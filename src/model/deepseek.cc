@@ -1,27 +1,26 @@
 // The layers of DeepSeek-V2 and V3 with the papers' letters (arXiv 2405.04434, 2412.19437): MLA,
 // and the mixture of experts spread over expert-parallel ranks.
-#include <algorithm>
-
-#include "model/model.h"
+#include "model/deepseek.h"
 
 namespace sortie::model {
 
-const float* Model::attention(const LayerWeights& w, int layer, const Shared& s, const float* x) {
+template <typename T>
+void DeepSeek<T>::attention(const LayerWeights& w, int layer, const Shared& s, const T* x, T* out) {
   const int64_t d_nope = config_.qk_nope_head_dim;
   const int64_t d_rope = config_.qk_rope_head_dim;
   const int heads = config_.num_attention_heads;
 
   const bool has_q_lora = config_.q_lora_rank > 0;
   const quant::Rows h = rows_for(has_q_lora ? w.q_a.w : w.q.w, x, config_.hidden_size, s.tokens);
-  float* q = nullptr;  // [tokens, heads, d_nope + d_rope]
+  T* q = nullptr;  // [tokens, heads, d_nope + d_rope]
   if (has_q_lora) {
-    const float* c_q = norm(w.q_a_norm, linear(w.q_a, h), config_.q_lora_rank, s.tokens);
+    const T* c_q = norm(w.q_a_norm, linear(w.q_a, h), config_.q_lora_rank, s.tokens);
     q = linear(w.q_b, c_q, s.tokens);
   } else {
     q = linear(w.q, h);
   }
-  const bool same_form = quant::act_format(w.kv_a.w) == h.format;
-  const float* kv = same_form ? linear(w.kv_a, h) : linear(w.kv_a, x, s.tokens);  // c_kv | k_rope
+  const bool same_form = ops::act_format<T>(w.kv_a.w) == h.format;
+  const T* kv = same_form ? linear(w.kv_a, h) : linear(w.kv_a, x, s.tokens);  // c_kv | k_rope
 
   ops_.rope({.x = q,
              .tokens = s.tokens,
@@ -30,7 +29,7 @@ const float* Model::attention(const LayerWeights& w, int layer, const Shared& s,
              .offset = d_nope,
              .dim = d_rope,
              .positions = s.positions,
-             .cos_sin = cos_sin_.data()},
+             .cos_sin = cos_sin_table_},
             context_);
   ops_.kv_append({.kv = kv,
                   .tokens = s.tokens,
@@ -38,28 +37,28 @@ const float* Model::attention(const LayerWeights& w, int layer, const Shared& s,
                   .norm = w.kv_a_norm,
                   .rope_dim = d_rope,
                   .positions = s.positions,
-                  .cos_sin = cos_sin_.data(),
+                  .cos_sin = cos_sin_table_,
                   .page_tables = s.page_tables,
                   .cache = cache(layer)},
                  context_);
 
   const int64_t o_width = heads * config_.v_head_dim;
-  float* o = alloc<float>(s.tokens * o_width);
+  T* o = alloc<T>(s.tokens * o_width);
   const auto attend = [&](bool prefill, int64_t begin, int64_t end) {
-    const ops::Mla args{.q = q + begin * heads * (d_nope + d_rope),
-                        .tokens = end - begin,
-                        .heads = heads,
-                        .nope = d_nope,
-                        .rope_dim = d_rope,
-                        .v_dim = config_.v_head_dim,
-                        .lora = config_.kv_lora_rank,
-                        .w_kv_b = w.kv_b,
-                        .scale = softmax_scale_,
-                        .segment = options_.decode_segment,
-                        .positions = s.positions + begin,
-                        .page_tables = s.page_tables + begin,
-                        .cache = cache(layer),
-                        .out = o + begin * o_width};
+    const ops::MlaOf<T> args{.q = q + begin * heads * (d_nope + d_rope),
+                             .tokens = end - begin,
+                             .heads = heads,
+                             .nope = d_nope,
+                             .rope_dim = d_rope,
+                             .v_dim = config_.v_head_dim,
+                             .lora = config_.kv_lora_rank,
+                             .w_kv_b = w.kv_b,
+                             .scale = softmax_scale_,
+                             .segment = options_.decode_segment,
+                             .positions = s.positions + begin,
+                             .page_tables = s.page_tables + begin,
+                             .cache = cache(layer),
+                             .out = o + begin * o_width};
     (prefill ? ops_.mla_prefill : ops_.mla_decode)(args, context_);
   };
   // Each prompt chunk by itself; decode rows that stand together in one call.
@@ -72,28 +71,25 @@ const float* Model::attention(const LayerWeights& w, int layer, const Shared& s,
     }
     if (end > first.first_row) attend(first.prefill, first.first_row, end);
   }
-  return linear(w.o, o, s.tokens);
+  linear(w.o, rows_for(w.o.w, o, o_width, s.tokens), out);
 }
 
-const float* Model::mlp(const MlpWeights& w, const float* x, int64_t tokens) {
+template <typename T>
+void DeepSeek<T>::mlp(const MlpWeights& w, const T* x, int64_t tokens, T* out) {
   const int64_t n = w.gate.w.n;
   const quant::Rows rows = rows_for(w.gate.w, x, w.gate.w.k, tokens);
   float* gate_up = alloc<float>(tokens * 2 * n);
   if (tokens > 0) {
-    ops_.linear({rows, w.gate.w, w.gate.bias, gate_up, 2 * n}, context_);
-    ops_.linear({rows, w.up.w, w.up.bias, gate_up + n, 2 * n}, context_);
+    ops_.linear_f32({rows, w.gate.w, w.gate.bias, gate_up, 2 * n}, context_);
+    ops_.linear_f32({rows, w.up.w, w.up.bias, gate_up + n, 2 * n}, context_);
   }
-  quant::Rows h{.format = quant::act_format(w.down.w),
-                .count = tokens,
-                .k = n,
-                .static_scale = w.down.w.input_scale,
-                .ue8m0 = w.down.w.ue8m0_activations};
-  h.data = context_.scratch.alloc_bytes(static_cast<size_t>(tokens * h.row_bytes()));
+  const quant::Rows h = new_rows(w.down.w, tokens);
   ops_.swiglu_quantise({gate_up, tokens, n, h}, context_);
-  return linear(w.down, h);
+  linear(w.down, h, out);
 }
 
-Result<const float*> Model::moe(const MoeWeights& w, int layer, const Shared& s, const float* x) {
+template <typename T>
+Status DeepSeek<T>::moe(const MoeWeights& w, int layer, const Shared& s, const T* x, T* out) {
   const int64_t hidden = config_.hidden_size;
   const int topk = config_.num_experts_per_tok;
   auto* ids = alloc<int32_t>(s.tokens * topk);
@@ -113,7 +109,8 @@ Result<const float*> Model::moe(const MoeWeights& w, int layer, const Shared& s,
               .weights = weights},
              context_);
   laps_.lap(StepTimes::kRoute);
-  const float* shared = w.shared.gate.w.n > 0 ? mlp(w.shared, x, s.tokens) : nullptr;
+  T* shared = nullptr;
+  if (w.shared.gate.w.n > 0) mlp(w.shared, x, s.tokens, shared = alloc<T>(s.tokens * hidden));
   laps_.lap(StepTimes::kDense);
 
   // Quantised once, here, with the scale that GEMM 1 uses.
@@ -132,51 +129,46 @@ Result<const float*> Model::moe(const MoeWeights& w, int layer, const Shared& s,
   rows.count = lists.slots;
   const int64_t inner = config_.moe_intermediate_size;
   float* gate_up = alloc<float>(lists.entries * 2 * inner);
-  ops_.grouped_gemm(
+  ops_.grouped_gemm_f32(
       {rows, lists.row_index, lists.offsets, lists.local_experts, w.gate_up.data(), 2, gate_up},
       context_);
-  quant::Rows h{.format = quant::act_format(w.down[0]),
-                .count = lists.entries,
-                .k = inner,
-                .static_scale = w.down[0].input_scale,
-                .ue8m0 = w.down[0].ue8m0_activations};
-  h.data = context_.scratch.alloc_bytes(static_cast<size_t>(h.count * h.row_bytes()));
-  ops_.swiglu_quantise({gate_up, h.count, inner, h}, context_);
-  float* y = alloc<float>(lists.entries * hidden);
+  const quant::Rows h = new_rows(w.down[0], lists.entries);
+  ops_.swiglu_quantise({gate_up, h.count, inner, h, lists.offsets + lists.local_experts}, context_);
+  T* y = alloc<T>(lists.entries * hidden);
   ops_.grouped_gemm({h, nullptr, lists.offsets, lists.local_experts, w.down.data(), 1, y},
                     context_);
   if (record_amax_) note_amax(layer, lists, rows, h);
-  float* parts = exchange_.parts_buffer();
+  T* parts = exchange_.parts_buffer<T>();
   ops_.moe_reduce({lists, y, hidden, parts}, context_);
   laps_.lap(StepTimes::kGemm);
 
   ASSIGN_OR_RETURN(const CombinedParts combined, exchange_.combine(layer, parts));
-  float* out = alloc<float>(s.tokens * hidden);
   ops_.moe_combine({combined, shared, s.tokens, hidden, out}, context_);
   laps_.lap(StepTimes::kCombine);
-  return out;
-}
-
-Status Model::decoder_layer(const LayerWeights& w, int layer, const Shared& s, float* residual,
-                            float* delta) {
-  const Arena::Scope scope(context_.scratch);
-  const bool first = layer == 0 || layer >= config_.num_hidden_layers;
-  const float* x = first ? norm(w.input_norm, residual, config_.hidden_size, s.tokens)
-                         : add_norm(w.input_norm, delta, residual, s.tokens);
-  laps_.lap(StepTimes::kRest);
-  const float* o = attention(w, layer, s, x);
-  laps_.lap(StepTimes::kAttention);
-  x = add_norm(w.post_attention_norm, o, residual, s.tokens);
-  laps_.lap(StepTimes::kRest);
-  const float* out = nullptr;
-  if (w.is_moe) {
-    ASSIGN_OR_RETURN(out, moe(w.moe, layer, s, x));
-  } else {
-    out = mlp(w.mlp, x, s.tokens);
-    laps_.lap(StepTimes::kDense);
-  }
-  std::copy_n(out, s.tokens * config_.hidden_size, delta);
   return Status::ok();
 }
+
+template <typename T>
+Status DeepSeek<T>::decoder_layer(const LayerWeights& w, int layer, const Shared& s, T* residual,
+                                  T* delta) {
+  const Arena::Scope scope(context_.scratch);
+  const bool first = layer == 0 || layer >= config_.num_hidden_layers;
+  const T* x = first ? norm(w.input_norm, residual, config_.hidden_size, s.tokens)
+                     : add_norm(w.input_norm, delta, residual, s.tokens);
+  laps_.lap(StepTimes::kRest);
+  attention(w, layer, s, x, delta);
+  laps_.lap(StepTimes::kAttention);
+  x = add_norm(w.post_attention_norm, delta, residual, s.tokens);
+  laps_.lap(StepTimes::kRest);
+  if (w.is_moe) return moe(w.moe, layer, s, x, delta);
+  mlp(w.mlp, x, s.tokens, delta);
+  laps_.lap(StepTimes::kDense);
+  return Status::ok();
+}
+
+template Status DeepSeek<float>::decoder_layer(const LayerWeights&, int, const Shared&, float*,
+                                               float*);
+template Status DeepSeek<bf16>::decoder_layer(const LayerWeights&, int, const Shared&, bf16*,
+                                              bf16*);
 
 }  // namespace sortie::model

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 #include <utility>
+
+#include "model/deepseek.h"
 
 namespace sortie::model {
 
@@ -14,46 +17,92 @@ void Step::clear() {
   any_prefill_anywhere = false;
 }
 
-Model::Model(Config config, std::shared_ptr<const Weights> weights, const ops::Backend& backend,
-             ThreadPool& threads, exchange::Exchange& exchange, ModelOptions options)
-    : config_(std::move(config)),
+namespace {
+
+template <typename T>
+constexpr bool kHasDevice = std::is_same_v<T, bf16>;
+
+}  // namespace
+
+template <typename T>
+DeepSeek<T>::DeepSeek(Config config, std::shared_ptr<const Weights> weights,
+                      const ops::BackendOf<T>& backend, void* stream, ThreadPool& threads,
+                      exchange::Exchange& exchange, ModelOptions options)
+    : Model(std::move(config), threads, exchange, options),
       weights_(std::move(weights)),
       ops_(backend),
-      exchange_(exchange),
-      options_(options),
-      context_{threads, scratch_},
+      scratch_(backend.device == nullptr ? nullptr : &backend.device->memory),
+      context_{threads, scratch_, stream},
       softmax_scale_(static_cast<float>(config_.softmax_scale())),
       cos_sin_(config_.cos_sin_table(options.context_length)),
       laps_(times_) {
+  CHECK((ops_.device != nullptr) == kHasDevice<T>,
+        "bf16 activations live on a device, fp32 do not");
+  const Memory* memory = ops_.device == nullptr ? nullptr : &ops_.device->memory;
   const size_t layers = weights_->layers.size() + (options_.mtp ? weights_->mtp.size() : 0);
-  const int64_t floats = int64_t{options_.pages} * options_.page_size * config_.latent_width();
-  latents_ = AlignedBuffer(layers * static_cast<size_t>(floats) * sizeof(float));
+  const int64_t width = int64_t{options_.pages} * options_.page_size * config_.latent_width();
+  latents_ = AlignedBuffer(layers * static_cast<size_t>(width) * sizeof(T), memory);
+  cos_sin_table_ = cos_sin_.data();
+  if (ops_.device != nullptr) {
+    const size_t bytes = cos_sin_.size() * sizeof(float);
+    cos_sin_memory_ = AlignedBuffer(bytes, memory);
+    ops_.device->upload(cos_sin_memory_.data(), cos_sin_.data(), bytes, stream);
+    cos_sin_table_ = reinterpret_cast<const float*>(cos_sin_memory_.data());
+  }
 }
 
-Model::Shared Model::share(const Step& step) {
+template <typename T>
+template <typename V>
+const V* DeepSeek<T>::place(const V* values, int64_t n) {
+  if constexpr (!kHasDevice<T>) return values;
+  V* placed = alloc<V>(n);
+  ops_.device->upload(placed, values, static_cast<size_t>(n) * sizeof(V), context_.stream);
+  return placed;
+}
+
+template <typename T>
+typename DeepSeek<T>::Shared DeepSeek<T>::share(const Step& step) {
   const auto tokens = static_cast<int64_t>(step.ids.size());
   CHECK(step.positions.size() == step.ids.size());
-  const auto** page_tables = alloc<const int32_t*>(tokens);
+  page_tables_.clear();
+  pages_.clear();
+  // A device gets copies of all tables in one piece; the first pass measures them.
+  const auto pages_of = [&](const Segment& s) {
+    const int32_t last = step.positions[static_cast<size_t>(s.first_row + s.rows - 1)];
+    return last / options_.page_size + 1;
+  };
+  const int32_t* placed = nullptr;
+  if constexpr (kHasDevice<T>) {
+    for (const Segment& s : step.segments) {
+      if (s.rows > 0) pages_.insert(pages_.end(), s.page_table, s.page_table + pages_of(s));
+    }
+    placed = place(pages_.data(), static_cast<int64_t>(pages_.size()));
+  }
   int64_t row = 0;
   for (const Segment& s : step.segments) {
     CHECK(s.first_row == row, "segments cover a step's rows in order");
-    for (int64_t i = 0; i < s.rows; ++i) page_tables[row++] = s.page_table;
+    row += s.rows;
+    page_tables_.insert(page_tables_.end(), static_cast<size_t>(s.rows),
+                        kHasDevice<T> ? placed : s.page_table);
+    if (kHasDevice<T> && s.rows > 0) placed += pages_of(s);
   }
   CHECK(row == tokens, "segments cover all rows");
-  return {tokens, step.positions.data(), page_tables, &step.segments, step.any_prefill_anywhere};
+  return {tokens, place(step.positions.data(), tokens), place(page_tables_.data(), tokens),
+          &step.segments, step.any_prefill_anywhere};
 }
 
-Result<Model::Output> Model::forward(const Step& step) {
+template <typename T>
+Result<Model::Output> DeepSeek<T>::forward(const Step& step) {
   scratch_.reset();
   laps_.start();
   const Shared s = share(step);
-  float* residual = alloc<float>(s.tokens * config_.hidden_size);
-  ops_.embed({step.ids.data(), s.tokens, weights_->embed, residual}, context_);
-  float* delta = alloc<float>(s.tokens * config_.hidden_size);
+  T* residual = alloc<T>(s.tokens * config_.hidden_size);
+  ops_.embed({place(step.ids.data(), s.tokens), s.tokens, weights_->embed, residual}, context_);
+  T* delta = alloc<T>(s.tokens * config_.hidden_size);
   for (size_t i = 0; i < weights_->layers.size(); ++i) {
     RETURN_IF_ERROR(decoder_layer(weights_->layers[i], static_cast<int>(i), s, residual, delta));
   }
-  const float* hidden = add_norm(weights_->final_norm, delta, residual, s.tokens);
+  const T* hidden = add_norm(weights_->final_norm, delta, residual, s.tokens);
   laps_.lap(StepTimes::kRest);
   ++times_.steps;
   // A file cut under the mapping reads as zeros: say so instead of answering with them.
@@ -63,108 +112,190 @@ Result<Model::Output> Model::forward(const Step& step) {
 
 // DeepSeek-V3 (arXiv 2412.19437), section 2.2: the module's input joins the embedding of the next
 // token and the main model's hidden state.
-Result<Model::Output> Model::forward_mtp(int layer, const Step& step, const float* hidden,
-                                         const int32_t* next_ids) {
+template <typename T>
+Result<Model::Output> DeepSeek<T>::forward_mtp(int layer, const Step& step, const void* hidden,
+                                               const int32_t* next_ids) {
   CHECK(options_.mtp && static_cast<size_t>(layer) < weights_->mtp.size());
   const MtpWeights& w = weights_->mtp[static_cast<size_t>(layer)];
   const Shared s = share(step);
   const int64_t h = config_.hidden_size;
-  float* embedded = alloc<float>(s.tokens * h);
-  ops_.embed({next_ids, s.tokens, w.embed, embedded}, context_);
-  const float* e = norm(w.enorm, embedded, h, s.tokens);
-  const float* m = norm(w.hnorm, hidden, h, s.tokens);
-  float* joined = alloc<float>(s.tokens * 2 * h);
-  for (int64_t t = 0; t < s.tokens; ++t) {
-    std::copy_n(e + t * h, h, joined + t * 2 * h);
-    std::copy_n(m + t * h, h, joined + t * 2 * h + h);
-  }
-  float* residual = linear(w.eh_proj, joined, s.tokens);
+  T* embedded = alloc<T>(s.tokens * h);
+  ops_.embed({place(next_ids, s.tokens), s.tokens, w.embed, embedded}, context_);
+  T* joined = alloc<T>(s.tokens * 2 * h);
+  const auto join = [&](const ops::NormWeight& norm, const void* x, T* out) {
+    ops_.rms_norm({.x = static_cast<const T*>(x),
+                   .tokens = s.tokens,
+                   .x_stride = h,
+                   .norm = norm,
+                   .out = out,
+                   .out_stride = 2 * h},
+                  context_);
+  };
+  join(w.enorm, embedded, joined);
+  join(w.hnorm, hidden, joined + h);
+  T* residual = linear(w.eh_proj, joined, s.tokens);
   const int index = config_.num_hidden_layers + layer;
-  float* delta = alloc<float>(s.tokens * h);
+  T* delta = alloc<T>(s.tokens * h);
   RETURN_IF_ERROR(decoder_layer(w.layer, index, s, residual, delta));
-  const float* out = add_norm(w.head_norm, delta, residual, s.tokens);
+  const T* out = add_norm(w.head_norm, delta, residual, s.tokens);
   return head(w.head, out, step.logit_rows);
 }
 
-Model::Output Model::head(const quant::Matrix& lm_head, const float* hidden,
-                          const std::vector<int32_t>& rows) {
+template <typename T>
+Model::Output DeepSeek<T>::head(const quant::Matrix& lm_head, const T* hidden,
+                                const std::vector<int32_t>& rows) {
   const int64_t h = config_.hidden_size;
   const auto count = static_cast<int64_t>(rows.size());
-  float* x = alloc<float>(count * h);
-  for (int64_t i = 0; i < count; ++i) {
-    std::copy_n(hidden + int64_t{rows[static_cast<size_t>(i)]} * h, h, x + i * h);
+  T* x = alloc<T>(count * h);
+  float* logits = alloc<float>(count * lm_head.n);
+  if (count > 0) {
+    const quant::Matrix all{.format = ops::kPlainFormat<T>,
+                            .n = 1 + rows.back(),
+                            .k = h,
+                            .codes = reinterpret_cast<const std::byte*>(hidden)};
+    ops_.embed({place(rows.data(), count), count, all, x}, context_);
+    ops_.linear_f32({rows_for(lm_head, x, h, count), lm_head, nullptr, logits, lm_head.n},
+                    context_);
   }
-  float* logits = linear({.w = lm_head}, x, count);
   laps_.lap(StepTimes::kHead);
   return {logits, hidden};
 }
 
-quant::Rows Model::rows_for(const quant::Matrix& w, const float* x, int64_t x_stride,
-                            int64_t tokens) {
-  quant::Rows rows{.format = quant::act_format(w),
-                   .count = tokens,
+template <typename T>
+Status DeepSeek<T>::sample(const ops::Sample& args) {
+  if constexpr (!kHasDevice<T>) {
+    ops_.sample(args, context_);
+    return Status::ok();
+  } else {
+    const Arena::Scope scope(context_.scratch);
+    std::vector<ops::SampleRow> params(args.params, args.params + args.rows);
+    for (ops::SampleRow& p : params) {
+      if (p.repetition_penalty != 1) p.seen = place(p.seen, p.seen_count);
+      if (p.presence_penalty != 0 || p.frequency_penalty != 0) {
+        p.generated = place(p.generated, p.generated_count);
+      }
+    }
+    ops::Sample on_device = args;
+    on_device.params = place(params.data(), args.rows);
+    on_device.ids = alloc<int32_t>(args.rows);
+    if (args.logprobs != nullptr) on_device.logprobs = alloc<float>(args.rows);
+    ops_.sample(on_device, context_);
+    const auto rows = static_cast<size_t>(args.rows);
+    ops_.device->download(args.ids, on_device.ids, rows * sizeof(int32_t), context_.stream);
+    if (args.logprobs != nullptr) {
+      ops_.device->download(args.logprobs, on_device.logprobs, rows * sizeof(float),
+                            context_.stream);
+    }
+    return ops_.device->finish(context_.stream);
+  }
+}
+
+template <typename T>
+Result<const float*> DeepSeek<T>::on_host(const float* values, int64_t n) {
+  if constexpr (!kHasDevice<T>) return values;
+  host_values_.resize(static_cast<size_t>(n));
+  ops_.device->download(host_values_.data(), values, host_values_.size() * sizeof(float),
+                        context_.stream);
+  RETURN_IF_ERROR(ops_.device->finish(context_.stream));
+  return host_values_.data();
+}
+
+template <typename T>
+quant::Rows DeepSeek<T>::new_rows(const quant::Matrix& w, int64_t count) {
+  quant::Rows rows{.format = ops::act_format<T>(w),
+                   .count = count,
                    .k = w.k,
                    .static_scale = w.input_scale,
                    .ue8m0 = w.ue8m0_activations};
-  if (rows.format == quant::ActFormat::kF32 && rows.row_bytes() == x_stride * 4) {
-    rows.data = reinterpret_cast<std::byte*>(const_cast<float*>(x));  // read only from here on
-    return rows;
-  }
-  rows.data = context_.scratch.alloc_bytes(static_cast<size_t>(tokens * rows.row_bytes()));
-  if (rows.format == quant::ActFormat::kF32) {
-    for (int64_t t = 0; t < tokens; ++t) std::copy_n(x + t * x_stride, w.k, rows.f32(t));
-  } else {
-    ops_.quantise({x, x_stride, rows}, context_);
-  }
+  rows.data = context_.scratch.alloc_bytes(static_cast<size_t>(count * rows.row_bytes()));
   return rows;
 }
 
-float* Model::linear(const LinearWeights& w, const quant::Rows& x) {
-  float* y = alloc<float>(x.count * w.w.n);
+template <typename T>
+quant::Rows DeepSeek<T>::rows_for(const quant::Matrix& w, const T* x, int64_t x_stride,
+                                  int64_t tokens) {
+  const quant::ActFormat format = ops::act_format<T>(w);
+  quant::Rows rows{.format = format, .count = tokens, .k = w.k};
+  if (rows.plain() && rows.row_bytes() == x_stride * static_cast<int64_t>(sizeof(T))) {
+    rows.data = reinterpret_cast<std::byte*>(const_cast<T*>(x));  // read only from here on
+    return rows;
+  }
+  rows = new_rows(w, tokens);
+  ops_.quantise({x, x_stride, rows}, context_);
+  return rows;
+}
+
+template <typename T>
+void DeepSeek<T>::linear(const LinearWeights& w, const quant::Rows& x, T* y) {
   if (x.count > 0) ops_.linear({x, w.w, w.bias, y, w.w.n}, context_);
+}
+
+template <typename T>
+T* DeepSeek<T>::linear(const LinearWeights& w, const quant::Rows& x) {
+  T* y = alloc<T>(x.count * w.w.n);
+  linear(w, x, y);
   return y;
 }
 
-float* Model::linear(const LinearWeights& w, const float* x, int64_t tokens) {
+template <typename T>
+T* DeepSeek<T>::linear(const LinearWeights& w, const T* x, int64_t tokens) {
   return linear(w, rows_for(w.w, x, w.w.k, tokens));
 }
 
-float* Model::norm(const ops::NormWeight& w, const float* x, int64_t x_stride, int64_t tokens) {
-  float* y = alloc<float>(tokens * w.n);
+template <typename T>
+T* DeepSeek<T>::norm(const ops::NormWeight& w, const T* x, int64_t x_stride, int64_t tokens) {
+  T* y = alloc<T>(tokens * w.n);
   ops_.rms_norm({.x = x, .tokens = tokens, .x_stride = x_stride, .norm = w, .out = y}, context_);
   return y;
 }
 
-float* Model::add_norm(const ops::NormWeight& w, const float* delta, float* residual,
-                       int64_t tokens) {
-  float* y = alloc<float>(tokens * w.n);
+template <typename T>
+T* DeepSeek<T>::add_norm(const ops::NormWeight& w, const T* delta, T* residual, int64_t tokens) {
+  T* y = alloc<T>(tokens * w.n);
   ops_.add_rms_norm({.x = delta, .residual = residual, .tokens = tokens, .norm = w, .out = y},
                     context_);
   return y;
 }
 
-ops::LatentCache Model::cache(int layer) {
+template <typename T>
+ops::LatentCacheOf<T> DeepSeek<T>::cache(int layer) {
   const int64_t width = config_.latent_width();
-  const int64_t floats = int64_t{options_.pages} * options_.page_size * width;
-  return {reinterpret_cast<float*>(latents_.data()) + layer * floats, options_.page_size, width};
+  const int64_t elements = int64_t{options_.pages} * options_.page_size * width;
+  return {reinterpret_cast<T*>(latents_.data()) + layer * elements, options_.page_size, width};
 }
 
-void Model::fill_cache() {
-  auto* floats = reinterpret_cast<float*>(latents_.data());
-  for (size_t i = 0; i < latents_.size() / sizeof(float); ++i) {
-    floats[i] = static_cast<float>(i * 2654435761u % 255) / 255.0f - 0.5f;
+template <typename T>
+void DeepSeek<T>::fill_cache() {
+  const auto value = [](size_t i) {
+    return static_cast<float>(i * 2654435761u % 255) / 255.0f - 0.5f;
+  };
+  if constexpr (!kHasDevice<T>) {
+    auto* floats = reinterpret_cast<float*>(latents_.data());
+    for (size_t i = 0; i < latents_.size() / sizeof(float); ++i) floats[i] = value(i);
+  } else {
+    // The values repeat after 255, so one block of a multiple of that many tiles the cache.
+    std::vector<bf16> block(size_t{255} << 12);
+    for (size_t i = 0; i < block.size(); ++i) block[i] = to_bf16(value(i));
+    const size_t bytes = block.size() * sizeof(bf16);
+    for (size_t at = 0; at < latents_.size(); at += bytes) {
+      ops_.device->upload(latents_.data() + at, block.data(), std::min(bytes, latents_.size() - at),
+                          context_.stream);
+    }
   }
 }
 
-void Model::record_amax(bool on) {
+template <typename T>
+void DeepSeek<T>::record_amax(bool on) {
+  CHECK(!kHasDevice<T> || !on, "calibration reads activations on the host");
   record_amax_ = on;
   const std::vector<std::array<float, 2>> none(static_cast<size_t>(config_.n_routed_experts));
   amax_.assign(static_cast<size_t>(config_.num_hidden_layers + config_.num_nextn_predict_layers),
                none);
 }
 
-void Model::note_amax(int layer, const ExpertRows& lists, const quant::Rows& x,
-                      const quant::Rows& h) {
+template <typename T>
+void DeepSeek<T>::note_amax(int layer, const ExpertRows& lists, const quant::Rows& x,
+                            const quant::Rows& h) {
   CHECK(lists.ranks == 1 && h.format == quant::ActFormat::kF32);
   const auto largest = [](const float* v, int64_t n, float& into) {
     for (int64_t i = 0; i < n; ++i) into = std::max(into, std::fabs(v[i]));
@@ -176,6 +307,25 @@ void Model::note_amax(int layer, const ExpertRows& lists, const quant::Rows& x,
       largest(h.f32(i), h.k, amax[1]);
     }
   }
+}
+
+// deepseek.cc uses these; the rest of the class follows from make_model.
+template class DeepSeek<float>;
+template class DeepSeek<bf16>;
+
+std::unique_ptr<Model> make_model(Config config, std::shared_ptr<const Weights> weights,
+                                  const ops::Backend& backend, ThreadPool& threads,
+                                  exchange::Exchange& exchange, ModelOptions options) {
+  return std::make_unique<DeepSeek<float>>(std::move(config), std::move(weights), backend, nullptr,
+                                           threads, exchange, options);
+}
+
+std::unique_ptr<Model> make_model(Config config, std::shared_ptr<const Weights> weights,
+                                  const ops::BackendOf<bf16>& backend, void* stream,
+                                  ThreadPool& threads, exchange::Exchange& exchange,
+                                  ModelOptions options) {
+  return std::make_unique<DeepSeek<bf16>>(std::move(config), std::move(weights), backend, stream,
+                                          threads, exchange, options);
 }
 
 }  // namespace sortie::model

@@ -2,9 +2,11 @@
 
 #include <cstdint>
 #include <string_view>
+#include <type_traits>
 
 #include "base/arena.h"
 #include "base/exchange_layout.h"
+#include "base/status.h"
 #include "base/threads.h"
 #include "quant/matrix.h"
 
@@ -12,9 +14,11 @@
 // backend is a table of these functions and nothing else. backends/reference judges all others.
 //
 // Common rules
-//   - Activations are fp32 on CPU backends; matrices are [rows, columns], row-major and dense
-//   unless
-//     a stride is named. Strides count elements.
+//   - T is the activations' element type: fp32 on CPU backends, bf16 on GPUs. The plain names
+//     (Embed, Linear, …) are the fp32 forms. Matrices are [rows, columns], row-major and dense
+//     unless a stride is named. Strides count elements.
+//   - A backend with a device takes pointers into the device's memory, enqueues on the context's
+//     stream and returns; nothing is waited for.
 //   - Every op is a pure function of each row: the bits of a row's result never depend on the other
 //     rows, on how many there are, or on the number of threads.
 //   - Rows past a count are never read.
@@ -23,19 +27,46 @@ namespace sortie::ops {
 using quant::Matrix;
 using quant::Rows;
 
-// What an op may use beside its arguments. Scratch is given back when the op returns.
+// What a linear wants its activations in, when a plain one keeps the activations' type.
+template <typename T>
+quant::ActFormat act_format(const Matrix& w) {
+  const quant::ActFormat f = quant::act_format(w);
+  const bool plain = f == quant::ActFormat::kF32;
+  return plain && std::is_same_v<T, bf16> ? quant::ActFormat::kBf16 : f;
+}
+// Rows of T as a matrix: embed then gathers rows.
+template <typename T>
+constexpr quant::Format kPlainFormat =
+    std::is_same_v<T, bf16> ? quant::Format::kBf16 : quant::Format::kF32;
+
+// What an op may use beside its arguments. Scratch is given back when the op returns; on a device
+// it is the device's, and work enqueued later may use it again, since a stream keeps its order.
 struct Context {
   ThreadPool& threads;
   Arena& scratch;
+  void* stream = nullptr;  // of the backend's device
+};
+
+// How the model reaches memory that only a backend's kernels may read.
+struct Device {
+  Memory memory;
+  void* (*stream)();  // makes a stream, which lives as long as the process
+  // Enqueue copies; the host's side may be reused at once (upload) or after finish (download).
+  void (*upload)(void* to, const void* from, size_t bytes, void* stream);
+  void (*download)(void* to, const void* from, size_t bytes, void* stream);
+  // Waits for the stream and says what failed on it since the last call.
+  Status (*finish)(void* stream);
 };
 
 // out[t] = table[ids[t]]
-struct Embed {
+template <typename T>
+struct EmbedOf {
   const int32_t* ids;  // [tokens], each in [0, table.n)
   int64_t tokens;
   Matrix table;  // [vocabulary, hidden], kBf16 or kF32
-  float* out;    // [tokens, hidden]
+  T* out;        // [tokens, hidden]
 };
+using Embed = EmbedOf<float>;
 
 // A norm's weight vector, in the checkpoint's own type; `bias` may be null.
 struct NormWeight {
@@ -46,28 +77,34 @@ struct NormWeight {
 
 // y = x / sqrt(mean(x^2) + eps) * weight. Either output may be absent: out null, or quantised.data
 // null.
-struct RmsNorm {
-  const float* x;  // [tokens, x_stride], the first n columns count
+template <typename T>
+struct RmsNormOf {
+  const T* x;  // [tokens, x_stride], the first n columns count
   int64_t tokens;
   int64_t x_stride;
   NormWeight norm;
-  float* out;      // [tokens, n] or null
-  Rows quantised;  // the same rows quantised, or data = null
+  T* out;                  // [tokens, out_stride] or null
+  int64_t out_stride = 0;  // 0 = n
+  Rows quantised;          // the same rows quantised, or data = null
 };
+using RmsNorm = RmsNormOf<float>;
 
 // residual += x, then rms_norm of the sum.
-struct AddRmsNorm {
-  const float* x;   // [tokens, n]
-  float* residual;  // [tokens, n], updated
+template <typename T>
+struct AddRmsNormOf {
+  const T* x;   // [tokens, n]
+  T* residual;  // [tokens, n], updated
   int64_t tokens;
   NormWeight norm;
-  float* out;      // [tokens, n] or null
+  T* out;          // [tokens, n] or null
   Rows quantised;  // or data = null
 };
+using AddRmsNorm = AddRmsNormOf<float>;
 
 // Rotates interleaved pairs (2i, 2i+1) of the last `dim` of each head in place.
-struct Rope {
-  float* x;  // [tokens, heads, head_stride]
+template <typename T>
+struct RopeOf {
+  T* x;  // [tokens, heads, head_stride]
   int64_t tokens;
   int64_t heads;
   int64_t head_stride;
@@ -76,28 +113,34 @@ struct Rope {
   const int32_t* positions;  // [tokens]
   const float* cos_sin;      // [max position, dim/2, 2]: cos, sin; YaRN's factors are inside
 };
+using Rope = RopeOf<float>;
 
-// Quantises fp32 rows. amax below 2^-100 gives zeros and scale 0 (docs/numerics.md).
-struct Quantise {
-  const float* x;  // [out.count, x_stride]
+// Quantises rows. amax below 2^-100 gives zeros and scale 0 (docs/numerics.md).
+template <typename T>
+struct QuantiseOf {
+  const T* x;  // [out.count, x_stride]
   int64_t x_stride;
-  Rows out;  // out.format says how; never kF32
+  Rows out;  // out.format says how; a plain format copies
 };
+using Quantise = QuantiseOf<float>;
 
-// y = x W^T (+ bias). x.format must be act_format(w).
-struct Linear {
+// y = x W^T (+ bias). x.format must be act_format<activation>(w); T is the type of the results.
+template <typename T>
+struct LinearOf {
   Rows x;             // [tokens, k]
   Matrix w;           // [n, k]
   const float* bias;  // [n] or null
-  float* y;           // [tokens, y_stride]
+  T* y;               // [tokens, y_stride]
   int64_t y_stride;
 };
+using Linear = LinearOf<float>;
 
 // Scores, choice and weights of the routed experts, fp32 throughout; the lower index wins ties.
 enum class Scoring : uint8_t { kSoftmax, kSigmoid };
 enum class TopkMethod : uint8_t { kGreedy, kGroupLimitedGreedy, kNoauxTc };
-struct Route {
-  const float* x;  // [tokens, hidden]
+template <typename T>
+struct RouteOf {
+  const T* x;  // [tokens, hidden]
   int64_t tokens;
   Matrix gate;  // [experts, hidden], kBf16 or kF32
   const float*
@@ -112,21 +155,25 @@ struct Route {
   int32_t* ids;    // [tokens, topk], descending by the score that chose them
   float* weights;  // [tokens, topk]
 };
+using Route = RouteOf<float>;
 
 // One layer's paged latent cache. Position p of a request lives in page table[p / page_size], row
 // p % page_size; a row is [kv_lora_rank latent (normed) | rope_dim roped key], fp32 on CPU.
-struct LatentCache {
-  float* base = nullptr;  // [pages, page_size, width]
+template <typename T>
+struct LatentCacheOf {
+  T* base = nullptr;  // [pages, page_size, width]
   int64_t page_size = 0;
   int64_t width = 0;  // kv_lora_rank + qk_rope_head_dim
-  float* row(int64_t page, int64_t in_page) const {
+  T* row(int64_t page, int64_t in_page) const {
     return base + (page * page_size + in_page) * width;
   }
 };
+using LatentCache = LatentCacheOf<float>;
 
 // kv_a output -> cache rows: rms_norm of the latent, rope of the key part, written in place.
-struct KvAppend {
-  const float* kv;  // [tokens, kv_stride]: latent, then key part
+template <typename T>
+struct KvAppendOf {
+  const T* kv;  // [tokens, kv_stride]: latent, then key part
   int64_t tokens;
   int64_t kv_stride;
   NormWeight norm;  // over the latent: norm.n = kv_lora_rank
@@ -134,8 +181,9 @@ struct KvAppend {
   const int32_t* positions;           // [tokens]
   const float* cos_sin;               // as in Rope
   const int32_t* const* page_tables;  // [tokens] the request's page table
-  LatentCache cache;
+  LatentCacheOf<T> cache;
 };
+using KvAppend = KvAppendOf<float>;
 
 // Attention of query rows over a request's latents at positions 0..positions[t]. q is roped. Both
 // ops take the same arguments and differ in how they get there:
@@ -146,8 +194,9 @@ struct KvAppend {
 // Keys are walked in blocks of a fixed size counted from position 0; decode cuts them at multiples
 // of `segment`, folds each from a fresh state and merges in ascending order. So no result depends
 // on the other rows or on how a prompt was cut.
-struct Mla {
-  const float* q;  // [tokens, heads, nope + rope_dim]
+template <typename T>
+struct MlaOf {
+  const T* q;  // [tokens, heads, nope + rope_dim]
   int64_t tokens;
   int heads;
   int64_t nope;      // qk_nope_head_dim
@@ -159,49 +208,57 @@ struct Mla {
   int64_t segment;   // S, keys a segment (decode)
   const int32_t* positions;           // [tokens]
   const int32_t* const* page_tables;  // [tokens]
-  LatentCache cache;
-  float* out;  // [tokens, heads * v_dim]
+  LatentCacheOf<T> cache;
+  T* out;  // [tokens, heads * v_dim]
 };
+using Mla = MlaOf<float>;
 
 // Expert matrices over gathered rows: for local expert e, list entries i in
 // [offsets[e], offsets[e+1]), part p: out[i, p*n + j] = x[row_index ? row_index[i] : i] .
 // w[e*parts+p][j]. gate and up of GEMM 1 are two parts, down of GEMM 2 is one. All matrices of a
-// call have one format and shape.
-struct GroupedGemm {
+// call have one format and shape; T is the type of the results.
+template <typename T>
+struct GroupedGemmOf {
   Rows x;                    // rows are read only where a list names them
   const int32_t* row_index;  // [entries] or null for compact rows
   const int32_t* offsets;    // [local_experts + 1]
   int local_experts;
-  const Matrix* w;  // [local_experts * parts]
+  const Matrix* w;  // [local_experts * parts]; on a device they stand at equal distances
   int parts;
-  float* out;  // [entries, parts * n]
+  T* out;  // [entries, parts * n]
 };
+using GroupedGemm = GroupedGemmOf<float>;
 
 // h = silu(gate) * up in fp32: out fp32, or quantised without rounding in between.
 struct SwigluQuantise {
   const float* gate_up;  // [rows, 2 * n]: gate, then up
   int64_t rows;
   int64_t n;
-  Rows out;  // [rows, n]; kF32 = not quantised
+  Rows out;                        // [rows, n]; a plain format = not quantised
+  const int32_t* count = nullptr;  // on a device: how many of the rows count; null = all
 };
 
 // At the experts' rank: for each slot that has entries, sum of weight * row by the combine tree's
 // part that lies on this rank (docs/numerics.md). parts of other slots are left alone.
-struct MoeReduce {
+template <typename T>
+struct MoeReduceOf {
   ExpertRows lists;
-  const float* y;  // [entries, hidden] GEMM 2's rows
+  const T* y;  // [entries, hidden] GEMM 2's rows
   int64_t hidden;
-  float* parts;  // [slots, hidden]
+  T* parts;  // [slots, hidden]
 };
+using MoeReduce = MoeReduceOf<float>;
 
 // At the token's home: parts summed by the tree over ranks, plus the shared expert's row.
-struct MoeCombine {
+template <typename T>
+struct MoeCombineOf {
   CombinedParts parts;
-  const float* shared;  // [tokens, hidden] or null
+  const T* shared;  // [tokens, hidden] or null
   int64_t tokens;
   int64_t hidden;
-  float* out;  // [tokens, hidden]; a token with no expert gets shared or zeros
+  T* out;  // [tokens, hidden]; a token with no expert gets shared or zeros
 };
+using MoeCombine = MoeCombineOf<float>;
 
 // One row's sampling parameters. Order: penalties, temperature, softmax, top-k, top-p, min-p.
 struct SampleRow {
@@ -230,23 +287,29 @@ struct Sample {
 };
 
 // A backend. All pointers are set; loading fails early by name where one is not.
-struct Backend {
+template <typename T>
+struct BackendOf {
   std::string_view name;
-  void (*embed)(const Embed&, const Context&);
-  void (*rms_norm)(const RmsNorm&, const Context&);
-  void (*add_rms_norm)(const AddRmsNorm&, const Context&);
-  void (*rope)(const Rope&, const Context&);
-  void (*quantise)(const Quantise&, const Context&);
-  void (*linear)(const Linear&, const Context&);
-  void (*route)(const Route&, const Context&);
-  void (*kv_append)(const KvAppend&, const Context&);
-  void (*mla_prefill)(const Mla&, const Context&);
-  void (*mla_decode)(const Mla&, const Context&);
-  void (*grouped_gemm)(const GroupedGemm&, const Context&);
+  const Device* device;  // null: host memory
+  void (*embed)(const EmbedOf<T>&, const Context&);
+  void (*rms_norm)(const RmsNormOf<T>&, const Context&);
+  void (*add_rms_norm)(const AddRmsNormOf<T>&, const Context&);
+  void (*rope)(const RopeOf<T>&, const Context&);
+  void (*quantise)(const QuantiseOf<T>&, const Context&);
+  void (*linear)(const LinearOf<T>&, const Context&);
+  // With fp32 results, where rounding would hurt: logits, gate and up before SwiGLU.
+  void (*linear_f32)(const LinearOf<float>&, const Context&);
+  void (*route)(const RouteOf<T>&, const Context&);
+  void (*kv_append)(const KvAppendOf<T>&, const Context&);
+  void (*mla_prefill)(const MlaOf<T>&, const Context&);
+  void (*mla_decode)(const MlaOf<T>&, const Context&);
+  void (*grouped_gemm)(const GroupedGemmOf<T>&, const Context&);
+  void (*grouped_gemm_f32)(const GroupedGemmOf<float>&, const Context&);
   void (*swiglu_quantise)(const SwigluQuantise&, const Context&);
-  void (*moe_reduce)(const MoeReduce&, const Context&);
-  void (*moe_combine)(const MoeCombine&, const Context&);
+  void (*moe_reduce)(const MoeReduceOf<T>&, const Context&);
+  void (*moe_combine)(const MoeCombineOf<T>&, const Context&);
   void (*sample)(const Sample&, const Context&);
 };
+using Backend = BackendOf<float>;
 
 }  // namespace sortie::ops

@@ -37,6 +37,9 @@ void quantise_row(const float* x, const Rows& out, int64_t i) {
     case ActFormat::kF32:
       std::memcpy(codes, x, static_cast<size_t>(k) * sizeof(float));
       return;
+    case ActFormat::kBf16:
+      for (int64_t c = 0; c < k; ++c) reinterpret_cast<bf16*>(codes)[c] = to_bf16(x[c]);
+      return;
     case ActFormat::kE4m3Static:
       CHECK(out.static_scale > 0, "a static activation scale is positive");
       e4m3_codes(x, k, out.static_scale, codes);
@@ -66,6 +69,9 @@ void dequantise_row(const Rows& rows, int64_t i, float* out) {
     switch (rows.format) {
       case ActFormat::kF32:
         out[c] = rows.f32(i)[c];
+        break;
+      case ActFormat::kBf16:
+        out[c] = to_float(reinterpret_cast<const bf16*>(codes)[c]);
         break;
       case ActFormat::kE4m3Static:
         out[c] = to_float(e4m3{codes[c]}) * rows.static_scale;

@@ -81,6 +81,7 @@ struct Matrix {
 // 4-byte alignment, padded so that rows are 64 bytes apart or a multiple of it.
 enum class ActFormat : uint8_t {
   kF32,           // k floats
+  kBf16,          // k bf16
   kE4m3Static,    // k codes; one scale for all rows, known to both sides (Rows::static_scale)
   kE4m3Token,     // k codes, 1 scale
   kE4m3Group128,  // k codes, ceil(k/128) scales
@@ -114,7 +115,8 @@ constexpr int64_t act_scales(ActFormat f, int64_t k) {
   }
 }
 constexpr int64_t act_scale_offset(ActFormat f, int64_t k) {
-  return f == ActFormat::kF32 ? k * 4 : ceil_div(k, 4) * 4;
+  if (f == ActFormat::kF32) return k * 4;
+  return ceil_div(f == ActFormat::kBf16 ? k * 2 : k, 4) * 4;
 }
 constexpr int64_t act_row_bytes(ActFormat f, int64_t k) {
   return ceil_div(act_scale_offset(f, k) + act_scales(f, k) * 4, 64) * 64;
@@ -131,6 +133,7 @@ struct Rows {
 
   int64_t row_bytes() const { return act_row_bytes(format, k); }
   std::byte* row(int64_t i) const { return data + i * row_bytes(); }
+  bool plain() const { return format == ActFormat::kF32 || format == ActFormat::kBf16; }
   float* f32(int64_t i) const { return reinterpret_cast<float*>(row(i)); }
   float* scales(int64_t i) const {
     return reinterpret_cast<float*>(row(i) + act_scale_offset(format, k));

@@ -71,13 +71,14 @@ void moe_reduce(const ops::MoeReduce& a, const ops::Context& c, const Kernels& k
 
 void moe_combine(const ops::MoeCombine& a, const ops::Context& c, const Kernels& k) {
   const CombinedParts& p = a.parts;
+  const auto* rows = p.rows_of<float>();
   each_piece(c, a.tokens, a.hidden, a.tokens * a.hidden * p.ranks,
              [&](int64_t t, int64_t first, int64_t columns) {
                float* out = a.out + t * a.hidden + first;
                const auto part = [&](int rank, float* sum) {
                  const int64_t slot = rank * p.max_tokens + t;
                  if (p.present[slot] == 0) return false;
-                 std::copy_n(p.rows + slot * a.hidden + first, columns, sum);
+                 std::copy_n(rows + slot * a.hidden + first, columns, sum);
                  return true;
                };
                if (!tree(0, p.ranks, columns, out, part, k)) std::fill_n(out, columns, 0.0f);

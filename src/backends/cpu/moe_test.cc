@@ -168,7 +168,8 @@ TEST_P(Moe, ReduceAndCombineAreTheSameTreeForAnyRanks) {
                       parts.begin() + (rank * max_tokens + t) * hidden);
         }
       }
-      const CombinedParts combined{ranks, max_tokens, parts.data(), present.data()};
+      const CombinedParts combined{
+          ranks, max_tokens, reinterpret_cast<const std::byte*>(parts.data()), present.data()};
       for (const float* s : {static_cast<const float*>(nullptr), shared.data()}) {
         std::vector<float> expected(static_cast<size_t>(tokens * hidden));
         std::vector<float> got(expected.size());

@@ -53,6 +53,9 @@ void quantise_row(const float* x, const ops::Rows& out, int64_t i, const Kernels
     case ActFormat::kF32:
       std::memcpy(codes, x, static_cast<size_t>(out.k) * sizeof(float));
       return;
+    case ActFormat::kBf16:
+      quant::quantise_row(x, out, i);
+      return;
     case ActFormat::kE4m3Static:
       CHECK(out.static_scale > 0, "a static activation scale is positive");
       k.e4m3_codes(x, out.k, out.static_scale, codes);
@@ -91,8 +94,9 @@ void quantise(const ops::Quantise& a, const ops::Context& c, const Kernels& k) {
 void rms_norm(const ops::RmsNorm& a, const ops::Context& c, const Kernels& k) {
   const int64_t n = a.norm.n;
   each_row(c, a.tokens, n, a.out == nullptr ? n : 0, [&](int64_t t, float* buffer) {
-    norm_row(a.x + t * a.x_stride, a.norm, a.out == nullptr ? buffer : a.out + t * n, a.quantised,
-             t, k);
+    const int64_t stride = a.out_stride > 0 ? a.out_stride : n;
+    norm_row(a.x + t * a.x_stride, a.norm, a.out == nullptr ? buffer : a.out + t * stride,
+             a.quantised, t, k);
   });
 }
 

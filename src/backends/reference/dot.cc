@@ -52,6 +52,9 @@ void activation_codes(const quant::Rows& x, int64_t row, float* out) {
       case ActFormat::kF32:
         out[k] = reinterpret_cast<const float*>(codes)[k];
         break;
+      case ActFormat::kBf16:
+        out[k] = to_float(reinterpret_cast<const bf16*>(codes)[k]);
+        break;
       case ActFormat::kInt8Token:
         out[k] = static_cast<float>(reinterpret_cast<const int8_t*>(codes)[k]);
         break;

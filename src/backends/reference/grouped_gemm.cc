@@ -13,7 +13,7 @@ void grouped_gemm(const ops::GroupedGemm& a, const ops::Context& c) {
     if (a.offsets[e] == a.offsets[e + 1]) continue;
     for (int part = 0; part < a.parts; ++part) {
       const ops::Matrix& m = a.w[e * a.parts + part];
-      CHECK(a.x.k == m.k && a.x.format == quant::act_format(m));
+      CHECK(a.x.k == m.k && fits(a.x, m));
       for (int64_t j = 0; j < n; ++j) weight_codes(m, j, w + j * m.k);
       for (int32_t i = a.offsets[e]; i < a.offsets[e + 1]; ++i) {
         const int64_t t = a.row_index == nullptr ? i : a.row_index[i];

@@ -4,7 +4,7 @@
 namespace sortie::reference {
 
 void linear(const ops::Linear& a, const ops::Context& c) {
-  CHECK(a.x.k == a.w.k && a.x.format == quant::act_format(a.w));
+  CHECK(a.x.k == a.w.k && fits(a.x, a.w));
   Arena::Scope scope(c.scratch);
   auto* x = c.scratch.alloc<float>(a.x.count * a.x.k);
   auto* w = c.scratch.alloc<float>(a.w.k);

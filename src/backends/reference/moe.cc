@@ -54,12 +54,13 @@ void moe_reduce(const ops::MoeReduce& a, const ops::Context& c) {
 
 void moe_combine(const ops::MoeCombine& a, const ops::Context& c) {
   const CombinedParts& p = a.parts;
+  const auto* rows = p.rows_of<float>();
   for (int64_t t = 0; t < a.tokens; ++t) {
     float* out = a.out + t * a.hidden;
     const auto part = [&](int rank, float* sum) {
       const int64_t slot = rank * p.max_tokens + t;
       if (p.present[slot] == 0) return false;
-      for (int64_t i = 0; i < a.hidden; ++i) sum[i] = p.rows[slot * a.hidden + i];
+      for (int64_t i = 0; i < a.hidden; ++i) sum[i] = rows[slot * a.hidden + i];
       return true;
     };
     const bool any = tree(0, p.ranks, a.hidden, out, part, c.scratch);

@@ -25,7 +25,8 @@ void norm_row(const float* x, const ops::NormWeight& norm, float* out, const ops
 
 void rms_norm(const ops::RmsNorm& a, const ops::Context& c) {
   for (int64_t t = 0; t < a.tokens; ++t) {
-    norm_row(a.x + t * a.x_stride, a.norm, a.out == nullptr ? nullptr : a.out + t * a.norm.n,
+    const int64_t stride = a.out_stride > 0 ? a.out_stride : a.norm.n;
+    norm_row(a.x + t * a.x_stride, a.norm, a.out == nullptr ? nullptr : a.out + t * stride,
              a.quantised, t, c);
   }
 }
