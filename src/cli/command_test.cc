@@ -414,7 +414,7 @@ TEST_P(Goldens, AllPass) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, Goldens, testing::Values("reference", "generic", "avx512"),
+INSTANTIATE_TEST_SUITE_P(Backends, Goldens, testing::ValuesIn(all_devices()),
                          [](const auto& info) { return info.param; });
 
 // The judge itself: another model's goldens must fail.

@@ -37,6 +37,8 @@ double available_memory() {
 void machine(cpu::Isa isa, double read_gbs, int threads) {
   line("processor", fmt::format("{}, {} usable here", cpu_name(), available_cpus()));
   line("instruction set", cpu::isa_reason(isa));
+  for (const cpu::Isa each : cpu::all_isas())
+    line(fmt::format("  {}", cpu::isa_name(each)), cpu::isa_note(each));
   line("memory", fmt::format("{} available", gib(available_memory())));
   line("read bandwidth", fmt::format("{:.1f} GB/s measured with {} thread{}", read_gbs, threads,
                                      threads == 1 ? "" : "s"));

@@ -11,6 +11,7 @@
 #include <sstream>
 #include <thread>
 
+#include "backends/cpu/isa.h"
 #include "base/check.h"
 
 namespace sortie::cli {
@@ -27,6 +28,12 @@ std::string read_file(const std::string& path) {
 }
 
 }  // namespace
+
+std::vector<std::string> all_devices() {
+  std::vector<std::string> names = {"reference"};
+  for (const cpu::Isa isa : cpu::all_isas()) names.emplace_back(cpu::isa_name(isa));
+  return names;
+}
 
 TemporaryFolder::TemporaryFolder() {
   std::string name = fs::temp_directory_path() / "sortie_test_XXXXXX";

@@ -39,6 +39,10 @@ class SortieProcess {
 Finished run_sortie(const std::vector<std::string>& arguments,
                     const std::vector<std::string>& environment = {}, double seconds_most = 120);
 
+// What tests of whole models go through: "reference", then the CPU backend's sets by name. One that
+// this processor lacks is to be skipped, not left out.
+std::vector<std::string> all_devices();
+
 // A folder that is gone with its object.
 class TemporaryFolder {
  public:

@@ -42,8 +42,16 @@ constexpr ops::Backend make_backend(std::string_view name) {
 const ops::Backend& backend(Isa isa) {
   static constexpr ops::Backend kGeneric = make_backend<kGenericKernels>("cpu-generic");
 #if defined(__x86_64__)
+  static constexpr ops::Backend kAvx2 = make_backend<kGenericKernels>("cpu-avx2");
+  static constexpr ops::Backend kAvx512bw = make_backend<kGenericKernels>("cpu-avx512bw");
   static constexpr ops::Backend kAvx512 = make_backend<kAvx512Kernels>("cpu-avx512");
+  if (isa == Isa::kAvx2) return kAvx2;
+  if (isa == Isa::kAvx512bw) return kAvx512bw;
   if (isa == Isa::kAvx512) return kAvx512;
+#endif
+#if SORTIE_HAS_AMX
+  static constexpr ops::Backend kAmx = make_backend<kAmxKernels>("cpu-amx");
+  if (isa == Isa::kAmx) return kAmx;
 #endif
   CHECK(isa == Isa::kGeneric, "an instruction set that this build does not have");
   return kGeneric;

@@ -1,11 +1,15 @@
 #pragma once
 
+#include "backends/cpu/isa.h"
 #include "backends/cpu/kernels.h"
 #include "ops/ops.h"
 
 // The ops, written once for all instruction sets: shares, tiles and order of work. What is not here
 // needs no speed and is the reference's (sample).
 namespace sortie::cpu {
+
+// The micro-kernels of a set that isa_missing() has nothing against.
+const Kernels& kernels_of(Isa isa);
 
 void embed(const ops::Embed& a, const ops::Context& c, const Kernels& k);
 void rms_norm(const ops::RmsNorm& a, const ops::Context& c, const Kernels& k);

@@ -20,9 +20,8 @@ constexpr FormatCase kFormats[] = {
     {"w8a8", Format::kW8A8Int8, 0},
 };
 
-class Gemm : public testing::TestWithParam<Isa> {
+class Gemm : public IsaTest {
  protected:
-  const ops::Backend& op() { return backend(GetParam()); }
   // Integers must come out the same; fp32 sums within rounding.
   static double tolerance(Format f) { return f == Format::kW8A8Int8 ? 0 : 1e-6; }
 };
@@ -259,7 +258,7 @@ TEST_P(Gemm, AllCodesAreExact) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Isa, Gemm, testing::ValuesIn(isas()), isa_parameter);
+INSTANTIATE_TEST_SUITE_P(Isa, Gemm, testing::ValuesIn(all_isas()), isa_parameter);
 
 }  // namespace
 }  // namespace sortie::cpu

@@ -6,9 +6,9 @@
 #include "quant/matrix.h"
 
 // What an instruction set supplies to the drivers. Plain structs and pointers: the files compiled
-// with -mavx512* include this header and no other of ours, and call no inline function of it. An
-// inline function that two files share is kept once by the linker, and the kept copy could be the
-// one that only some processors can run.
+// with -mavx* or -mamx* include this header and no other of ours, and call no inline function of
+// it. An inline function that two files share is kept once by the linker, and the kept copy could
+// be the one that only some processors can run.
 namespace sortie::cpu {
 
 // One activation row of a panel.
@@ -81,6 +81,8 @@ struct Kernels {
 
 extern const Kernels kGenericKernels;
 #if defined(__x86_64__)
+extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx512bwKernels;
 extern const Kernels kAvx512Kernels;
 #endif
 

@@ -78,10 +78,7 @@ class Attention {
   std::vector<int32_t> tables_[2];
 };
 
-class Mla : public testing::TestWithParam<Isa> {
- protected:
-  const ops::Backend& op() { return backend(GetParam()); }
-};
+class Mla : public IsaTest {};
 
 TEST_P(Mla, DecodeMatchesReferenceAndDoesNotDependOnTheBatch) {
   Random random(11);
@@ -161,7 +158,7 @@ TEST_P(Mla, LaterPositionsAreNotRead) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Isa, Mla, testing::ValuesIn(isas()), isa_parameter);
+INSTANTIATE_TEST_SUITE_P(Isa, Mla, testing::ValuesIn(all_isas()), isa_parameter);
 
 }  // namespace
 }  // namespace sortie::cpu

@@ -3,10 +3,7 @@
 namespace sortie::cpu {
 namespace {
 
-class Moe : public testing::TestWithParam<Isa> {
- protected:
-  const ops::Backend& op() { return backend(GetParam()); }
-};
+class Moe : public IsaTest {};
 
 struct RouteCase {
   ops::Scoring scoring;
@@ -186,7 +183,7 @@ TEST_P(Moe, ReduceAndCombineAreTheSameTreeForAnyRanks) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Isa, Moe, testing::ValuesIn(isas()), isa_parameter);
+INSTANTIATE_TEST_SUITE_P(Isa, Moe, testing::ValuesIn(all_isas()), isa_parameter);
 
 }  // namespace
 }  // namespace sortie::cpu

@@ -7,18 +7,6 @@
 
 namespace sortie::cpu {
 
-namespace {
-
-const Kernels& kernels_of(Isa isa) {
-#if defined(__x86_64__)
-  if (isa == Isa::kAvx512) return kAvx512Kernels;
-#endif
-  CHECK(isa == Isa::kGeneric, "an instruction set that this build does not have");
-  return kGenericKernels;
-}
-
-}  // namespace
-
 Arithmetic arithmetic_of(quant::Format format, Isa isa) {
   if (isa == Isa::kGeneric) return Arithmetic::kF32;
   switch (format) {

@@ -1,4 +1,4 @@
-#include "backends/cpu/kernels.h"
+#include "backends/cpu/drivers.h"
 #include "backends/cpu/test_support.h"
 
 namespace sortie::cpu {
@@ -9,14 +9,6 @@ using quant::ActFormat;
 constexpr ActFormat kQuantised[] = {ActFormat::kE4m3Static, ActFormat::kE4m3Token,
                                     ActFormat::kE4m3Group128, ActFormat::kInt8Token};
 constexpr int64_t kWidths[] = {1, 15, 16, 100, 128, 130, 1000, 2048};
-
-const Kernels& kernels(Isa isa) {
-#if defined(__x86_64__)
-  if (isa == Isa::kAvx512) return kAvx512Kernels;
-#endif
-  EXPECT_EQ(isa, Isa::kGeneric);
-  return kGenericKernels;
-}
 
 // Rows for an op to fill; zero, so that padding compares equal.
 struct Output {
@@ -33,10 +25,7 @@ struct Output {
   quant::Rows rows;
 };
 
-class RowOps : public testing::TestWithParam<Isa> {
- protected:
-  const ops::Backend& op() { return backend(GetParam()); }
-};
+class RowOps : public IsaTest {};
 
 // Values of every magnitude, signed zeros, tiny rows and rows that have no scale.
 std::vector<float> hard_rows(int64_t count, int64_t k, Random& random) {
@@ -113,7 +102,7 @@ TEST_P(RowOps, E4m3CodesMatchOnASweepOfAllExponents) {
       x.push_back(std::bit_cast<float>(high << 16 | low));
   }
   std::vector<uint8_t> codes(x.size());
-  kernels(GetParam()).e4m3_codes(x.data(), static_cast<int64_t>(x.size()), 1.0f, codes.data());
+  kernels_of(GetParam()).e4m3_codes(x.data(), static_cast<int64_t>(x.size()), 1.0f, codes.data());
   for (size_t i = 0; i < x.size(); ++i) ASSERT_EQ(codes[i], to_e4m3(x[i]).bits) << x[i];
 }
 
@@ -195,7 +184,7 @@ TEST_P(RowOps, SwigluMatchesReferenceAndItsUnfusedForm) {
 
 // exp is seen through softmax: with a largest value of 0 the numerators are exp(x).
 TEST_P(RowOps, ExpIsWithinTwoUlpAndHandlesTheEnds) {
-  const Kernels& k = kernels(GetParam());
+  const Kernels& k = kernels_of(GetParam());
   double worst = 0;
   for (int step = 0; step < 200000; step += 63) {
     std::vector<float> s;
@@ -270,24 +259,7 @@ TEST_P(RowOps, EmbedRopeAndCacheRowsMatchReference) {
   EXPECT_LE(relative_error(b, a), 3e-7);
 }
 
-INSTANTIATE_TEST_SUITE_P(Isa, RowOps, testing::ValuesIn(isas()), isa_parameter);
-
-TEST(ChooseIsa, TheEnvironmentForcesOneOrIsRefusedInASentence) {
-  ASSERT_EQ(setenv("SORTIE_ISA", "generic", 1), 0);
-  EXPECT_EQ(choose_isa().value(), Isa::kGeneric);
-  EXPECT_EQ(isa_reason(Isa::kGeneric).rfind("generic", 0), 0U);
-  ASSERT_EQ(setenv("SORTIE_ISA", "sse9", 1), 0);
-  EXPECT_EQ(choose_isa().status().code(), StatusCode::kUsage);
-  ASSERT_EQ(setenv("SORTIE_ISA", "avx512", 1), 0);
-  const Result<Isa> forced = choose_isa();
-  if (detect_isa() == Isa::kAvx512) {
-    EXPECT_EQ(forced.value(), Isa::kAvx512);
-  } else {
-    EXPECT_EQ(forced.status().code(), StatusCode::kUsage);
-  }
-  ASSERT_EQ(unsetenv("SORTIE_ISA"), 0);
-  EXPECT_EQ(choose_isa().value(), detect_isa());
-}
+INSTANTIATE_TEST_SUITE_P(Isa, RowOps, testing::ValuesIn(all_isas()), isa_parameter);
 
 }  // namespace
 }  // namespace sortie::cpu

@@ -21,11 +21,15 @@ namespace sortie::cpu {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-inline std::vector<Isa> isas() {
-  std::vector<Isa> all = {Isa::kGeneric};
-  if (detect_isa() == Isa::kAvx512) all.push_back(Isa::kAvx512);
-  return all;
-}
+// A test over Isa: one that this processor lacks is skipped, and the suite's output says why.
+class IsaTest : public testing::TestWithParam<Isa> {
+ protected:
+  void SetUp() override {
+    const std::string missing = isa_missing(GetParam());
+    if (!missing.empty()) GTEST_SKIP() << isa_name(GetParam()) << ": " << missing;
+  }
+  const ops::Backend& op() { return backend(GetParam()); }
+};
 inline std::string isa_parameter(const testing::TestParamInfo<Isa>& info) {
   return std::string(isa_name(info.param));
 }
