@@ -42,8 +42,8 @@ constexpr ops::Backend make_backend(std::string_view name) {
 const ops::Backend& backend(Isa isa) {
   static constexpr ops::Backend kGeneric = make_backend<kGenericKernels>("cpu-generic");
 #if defined(__x86_64__)
-  static constexpr ops::Backend kAvx2 = make_backend<kGenericKernels>("cpu-avx2");
-  static constexpr ops::Backend kAvx512bw = make_backend<kGenericKernels>("cpu-avx512bw");
+  static constexpr ops::Backend kAvx2 = make_backend<kAvx2Kernels>("cpu-avx2");
+  static constexpr ops::Backend kAvx512bw = make_backend<kAvx512bwKernels>("cpu-avx512bw");
   static constexpr ops::Backend kAvx512 = make_backend<kAvx512Kernels>("cpu-avx512");
   if (isa == Isa::kAvx2) return kAvx2;
   if (isa == Isa::kAvx512bw) return kAvx512bw;

@@ -23,8 +23,8 @@ struct Entry {
   const Kernels* kernels;  // null if this build has none
 };
 #if defined(__x86_64__)
-constexpr const Kernels* kAvx2 = &kGenericKernels;
-constexpr const Kernels* kAvx512bw = &kGenericKernels;
+constexpr const Kernels* kAvx2 = &kAvx2Kernels;
+constexpr const Kernels* kAvx512bw = &kAvx512bwKernels;
 constexpr const Kernels* kAvx512 = &kAvx512Kernels;
 #else
 constexpr const Kernels* kAvx2 = nullptr;

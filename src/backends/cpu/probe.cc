@@ -12,7 +12,7 @@ Arithmetic arithmetic_of(quant::Format format, Isa isa) {
   switch (format) {
     case quant::Format::kFp8Block:
     case quant::Format::kW4Afp8:
-      return Arithmetic::kBf16;
+      return isa < Isa::kAvx512 ? Arithmetic::kF32 : Arithmetic::kBf16;
     case quant::Format::kW8A8Int8:
       return Arithmetic::kInt8;
     default:
