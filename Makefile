@@ -15,7 +15,7 @@ eval:
 	@bash scripts/eval.sh
 
 format:
-	@clang-format-14 -i $$(git ls-files 'src/*.h' 'src/*.cc')
+	@clang-format-14 -i $$(git ls-files 'src/*.h' 'src/*.cc' 'src/*.cu' 'src/*.cuh')
 
 tidy:
 	@bash scripts/tidy.sh

@@ -4,14 +4,19 @@
 add_library(sortie_flags INTERFACE)
 target_include_directories(sortie_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
 # No fast-math and no contraction the source did not ask for: bits are part of the contract.
-target_compile_options(sortie_flags INTERFACE -Wall -Wextra -Wno-missing-field-initializers
-                       -ffp-contract=off -fno-math-errno)
+# nvcc hands the same to its host compiler and is told for its own part not to contract.
+set(sortie_warnings -Wall -Wextra -Wno-missing-field-initializers -ffp-contract=off -fno-math-errno)
+string(REPLACE ";" "," sortie_cuda_warnings "${sortie_warnings}")
+target_compile_options(sortie_flags INTERFACE
+  "$<$<COMPILE_LANGUAGE:CXX>:${sortie_warnings}>"
+  "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${sortie_cuda_warnings};--fmad=false;--expt-relaxed-constexpr>")
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # GCC 12 sees overlap in plain string additions (its bug 105651).
-  target_compile_options(sortie_flags INTERFACE -Wno-restrict)
+  target_compile_options(sortie_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
 endif()
 if(SORTIE_WERROR)
-  target_compile_options(sortie_flags INTERFACE -Werror)
+  target_compile_options(sortie_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>
+    "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Werror;-Werror=all-warnings>")
 endif()
 if(SORTIE_SANITIZE STREQUAL "address")
   target_compile_options(sortie_flags INTERFACE -fsanitize=address,undefined

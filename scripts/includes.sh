@@ -7,6 +7,7 @@ declare -A may=(
   [ops]="base quant ops"
   [backends/reference]="base quant ops backends/reference"
   [backends/cpu]="base quant ops backends/cpu backends/reference"
+  [backends/cuda]="base quant ops backends/cuda"
   [exchange]="base quant exchange"
   [kv]="base kv"
   [model]="base quant ops exchange kv model"
@@ -28,6 +29,6 @@ for room in "${!may[@]}"; do
       echo "$file:$line: room $room may not include \"$included\""
       status=1
     fi
-  done < <(grep -rn '#include "' "src/$room" --include=*.h --include=*.cc)
+  done < <(grep -rn '#include "' "src/$room" --include=*.h --include=*.cc --include=*.cu --include=*.cuh)
 done
 exit $status

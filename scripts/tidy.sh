@@ -2,7 +2,7 @@
 # clang-format, clang-tidy and the rooms' include rule over the whole tree; fails on any finding.
 source "$(dirname "$0")/phases.sh"
 begin tidy
-check_format() { git ls-files 'src/*.cc' 'src/*.h' | xargs clang-format-14 --dry-run -Werror; }
+check_format() { git ls-files 'src/*.cc' 'src/*.h' 'src/*.cu' 'src/*.cuh' | xargs clang-format-14 --dry-run -Werror; }
 phase "clang-format" check_format
 phase "includes go one way" bash scripts/includes.sh
 # clang cannot read g++'s precompiled headers: a configuration of its own, never built.

@@ -34,6 +34,7 @@ struct Outcome {
   double error = 0;      // relative Frobenius
   int64_t compared = 0;  // argmaxes compared
   int64_t agree = 0;
+  int64_t clear_misses = 0;  // argmaxes that differ where the golden's best two are far apart
   bool greedy_equal = true;  // golden.json: own continuation equals the reference's
   int64_t mtp_agree = 0;
 };
@@ -125,6 +126,20 @@ int32_t argmax(const float* v, int64_t n) {
   return static_cast<int32_t>(std::max_element(v, v + n) - v);
 }
 
+// Between the largest value and the next.
+float gap(const float* v, int64_t n) {
+  const int32_t best = argmax(v, n);
+  float second = -INFINITY;
+  for (int64_t i = 0; i < n; ++i) {
+    if (i != best) second = std::max(second, v[i]);
+  }
+  return v[best] - second;
+}
+
+// Gaps that bf16 activations can close; fp32's are a matter of the order of sums.
+constexpr double kMargin = 1e-3;
+constexpr double kGpuMargin = 0.05;
+
 double log_sum_exp(const float* x, int64_t n) {
   const double largest = *std::max_element(x, x + n);
   double sum = 0;
@@ -169,12 +184,15 @@ class Runner {
     sequence.append(step, g.prompt, true, true);
     ASSIGN_OR_RETURN(const Output output, forward(step));
     if (!front_) return Status::ok();
+    ASSIGN_OR_RETURN(const float* all, model_.on_host(output.logits, g.length() * vocab));
     Distance distance;
     for (size_t t = 0; t < g.prompt.size(); ++t) {
-      const float* ours = output.logits + static_cast<int64_t>(t) * vocab;
+      const float* ours = all + static_cast<int64_t>(t) * vocab;
       const float* theirs = g.logits.data() + static_cast<int64_t>(t) * vocab;
       for (int64_t i = 0; i < vocab; ++i) distance.add(ours[i], theirs[i]);
-      outcome.agree += argmax(ours, vocab) == argmax(theirs, vocab) ? 1 : 0;
+      const bool agree = argmax(ours, vocab) == argmax(theirs, vocab);
+      outcome.agree += agree ? 1 : 0;
+      outcome.clear_misses += !agree && gap(theirs, vocab) > kGpuMargin ? 1 : 0;
     }
     outcome.compared = static_cast<int64_t>(g.prompt.size());
     outcome.error = distance.error();
@@ -212,8 +230,12 @@ class Runner {
     }
     ASSIGN_OR_RETURN(const Output output, forward(step));
     const int64_t vocab = model_.config().vocab_size;
+    const float* all = nullptr;
+    if (front_) {
+      ASSIGN_OR_RETURN(all, model_.on_host(output.logits, count * vocab));
+    }
     for (int64_t i = 0; front_ && i < count; ++i) {
-      const float* logits = output.logits + i * vocab;
+      const float* logits = all + i * vocab;
       const auto& top = g.top[static_cast<size_t>(first + i)];
       const double norm = log_sum_exp(logits, vocab);
       for (const auto& [id, theirs] : top) distance.add(logits[id] - norm, theirs);
@@ -222,9 +244,11 @@ class Runner {
     if (g.mtp.empty() || !model_.options().mtp) return Status::ok();
     ASSIGN_OR_RETURN(const Output guess,
                      model_.forward_mtp(0, step, output.hidden, next_ids.data()));
+    if (front_) {
+      ASSIGN_OR_RETURN(all, model_.on_host(guess.logits, count * vocab));
+    }
     for (int64_t i = 0; front_ && i < count; ++i) {
-      const bool equal =
-          argmax(guess.logits + i * vocab, vocab) == g.mtp[static_cast<size_t>(first + i)];
+      const bool equal = argmax(all + i * vocab, vocab) == g.mtp[static_cast<size_t>(first + i)];
       outcome.mtp_agree += equal ? 1 : 0;
     }
     return Status::ok();
@@ -259,11 +283,16 @@ class Runner {
         rows.push_back(&r);
       }
       ASSIGN_OR_RETURN(const Output output, forward(step));
+      const int64_t vocab = model_.config().vocab_size;
+      const float* all = nullptr;
+      if (front_) {
+        ASSIGN_OR_RETURN(all,
+                         model_.on_host(output.logits, static_cast<int64_t>(rows.size()) * vocab));
+      }
       for (size_t i = 0; i < rows.size(); ++i) {
-        const int64_t vocab = model_.config().vocab_size;
         // The other ranks feed nothing; any token keeps their loop in step.
-        rows[i]->output.push_back(
-            front_ ? argmax(output.logits + static_cast<int64_t>(i) * vocab, vocab) : 0);
+        rows[i]->output.push_back(front_ ? argmax(all + static_cast<int64_t>(i) * vocab, vocab)
+                                         : 0);
       }
     }
     for (const Running& r : running) {
@@ -277,12 +306,14 @@ class Runner {
   const bool front_;
 };
 
-constexpr double kMarginThatMatters = 1e-3;
-
-// Prints each sequence and says whether the rule holds.
+// Prints each sequence and says whether the rule holds: fp32 activations to rounding, bf16 ones (on
+// a GPU) to what they can do. There the best log-probabilities of golden.json are shown, not
+// judged.
 Status judge(const std::vector<Golden>& goldens, const std::vector<Outcome>& outcomes,
-             std::optional<double> tolerance, bool quantised) {
-  const double strict = tolerance.value_or(quantised ? 1e-5 : 1e-4);
+             std::optional<double> tolerance, bool quantised, bool gpu) {
+  const double usual = quantised ? (gpu ? 5e-2 : 1e-5) : (gpu ? 2e-2 : 1e-4);
+  const bool judge_errors = !gpu || tolerance || goldens[0].greedy.empty();
+  const double strict = judge_errors ? tolerance.value_or(usual) : INFINITY;
   size_t within = 0;
   double worst = 0;
   int64_t broken = 0;
@@ -295,24 +326,25 @@ Status judge(const std::vector<Golden>& goldens, const std::vector<Outcome>& out
         fmt::format("sequence {:2}: {:4} tokens  relative error {:.2e}  argmax {}/{}", i,
                     g.length(), o.error, o.agree, o.compared);
     if (!g.greedy.empty()) {
-      const bool matters = g.margin > kMarginThatMatters;
+      const bool matters = g.margin > (gpu ? kGpuMargin : kMargin);
       line += fmt::format("  greedy {}", o.greedy_equal ? "equal"
                                          : matters      ? "DIFFERENT"
                                                         : "different");
       if (!quantised && matters && !o.greedy_equal) ++broken;
       if (!g.mtp.empty()) {
         line += fmt::format("  MTP {}/{}", o.mtp_agree, g.mtp.size());
-        if (!quantised && o.mtp_agree != static_cast<int64_t>(g.mtp.size())) ++broken;
+        if (!quantised && !gpu && o.mtp_agree != static_cast<int64_t>(g.mtp.size())) ++broken;
       }
     }
+    if (gpu && !quantised) broken += o.clear_misses;
     fmt::print("{}\n", line);
   }
   const bool rule = quantised && !tolerance;
   const size_t needed = rule ? (goldens.size() * 3 + 3) / 4 : goldens.size();
-  const bool pass = within >= needed && (!rule || worst <= 5e-2) && broken == 0;
+  const bool pass = within >= needed && (!rule || gpu || worst <= 5e-2) && broken == 0;
   fmt::print("{} of {} within {:.0e} ({} needed), worst {:.2e}{}: {}\n", within, goldens.size(),
              strict, needed, worst,
-             broken > 0 ? fmt::format(", {} token sequences differ", broken) : "",
+             broken > 0 ? fmt::format(", {} clear choices differ", broken) : "",
              pass ? "pass" : "FAIL");
   std::fflush(stdout);
   return pass
@@ -362,7 +394,7 @@ Status eval_goldens(GoldensOptions options, const Launch& launch) {
   progress.finish();
   if (!ranks->is_front()) return Status::ok();
   const bool quantised = quantization_name(ranks->config(), ranks->options()) != "bf16";
-  return judge(goldens, outcomes, options.tolerance, quantised);
+  return judge(goldens, outcomes, options.tolerance, quantised, run.device == "cuda");
 }
 
 }  // namespace sortie::cli

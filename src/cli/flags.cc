@@ -11,7 +11,7 @@ namespace sortie::cli {
 void add_run_flags(CLI::App& app, RunOptions& o) {
   app.add_option("MODEL,--model-path", o.model, "the model's folder (Hugging Face layout)")
       ->required();
-  app.add_option("--device", o.device, "cpu or reference (slow, the judge of all others)")
+  app.add_option("--device", o.device, "cpu, cuda (one Hopper GPU) or reference (slow)")
       ->capture_default_str();
   app.add_option("--ep-size", o.ep_size, "expert-parallel ranks, started on this host")
       ->capture_default_str();

@@ -6,14 +6,17 @@
 #include <set>
 #include <utility>
 
-#include "backends/cpu/isa.h"
-#include "backends/reference/reference.h"
 #include "base/log.h"
 #include "cli/calibrate.h"
+#include "cli/devices.h"
+#if SORTIE_HAS_CUDA
+#include "exchange/gpu.h"
+#endif
 #include "exchange/local.h"
 #if SORTIE_HAS_UCX
 #include "exchange/ucx.h"
 #endif
+#include "model/upload.h"
 
 namespace sortie::cli {
 
@@ -37,15 +40,6 @@ Result<exchange::Mode> parse_mode(const std::string& name) {
   if (name == "normal") return exchange::Mode::kNormal;
   return Status::usage(
       fmt::format("--deepep-mode {} is unknown: take auto, low_latency or normal", name));
-}
-
-Result<const ops::Backend*> choose_backend(const std::string& device) {
-  if (device == "reference") return &reference::backend();
-  if (device != "cpu") {
-    return Status::usage(fmt::format("--device {} is unknown here: take cpu or reference", device));
-  }
-  ASSIGN_OR_RETURN(const cpu::Isa isa, cpu::choose_isa());
-  return &cpu::backend(isa);
 }
 
 int64_t matrix_bytes(const quant::Matrix& m) { return m.n == 0 ? 0 : m.bytes(); }
@@ -142,7 +136,12 @@ Result<model::Config> resolve(RunOptions& o) {
   RETURN_IF_ERROR(check(o));
   ASSIGN_OR_RETURN(model::Config config, model::load_config(o.model));
   RETURN_IF_ERROR(parse_mode(o.deepep_mode).status());
-  RETURN_IF_ERROR(choose_backend(o.device).status());
+  ASSIGN_OR_RETURN(const Device device, choose_device(o.device));
+  if (device.gpu != nullptr && (o.ep_size != 1 || o.a2a_backend == "ucx" || !o.calibrate.empty())) {
+    return Status::usage(
+        "--device cuda runs on one GPU so far: take --ep-size 1 and the local exchange, and "
+        "calibrate with sortie quantize on the CPU");
+  }
   if (o.a2a_backend == "deepep" || o.a2a_backend == "auto") o.a2a_backend = "local";
   if (o.a2a_backend != "local" && o.a2a_backend != "ucx") {
     return Status::usage(fmt::format(
@@ -254,7 +253,7 @@ Status Ranks::load() {
 
 Status Ranks::build() {
   const RunOptions& o = options_;
-  ASSIGN_OR_RETURN(const ops::Backend* backend, choose_backend(o.device));
+  ASSIGN_OR_RETURN(const Device device, choose_device(o.device));
   ASSIGN_OR_RETURN(const exchange::Mode mode, parse_mode(o.deepep_mode));
   const exchange::Options exchange_options{
       .experts = std::max(config_.n_routed_experts, o.ep_size),
@@ -286,17 +285,37 @@ Status Ranks::build() {
       own.assign(first, first + o.threads);
     }
     rank.threads = std::make_unique<ThreadPool>(o.threads, own);
+    if (device.gpu != nullptr) {
+      RETURN_IF_ERROR(build_on_gpu(rank, *device.gpu, exchange_options, model_options));
+      continue;
+    }
     rank.exchange = exchange::make_exchange(group[i], exchange_options);
-    rank.model = model::make_model(config_, weights_[i], *backend, *rank.threads, *rank.exchange,
-                                   model_options);
+    rank.model = model::make_model(config_, weights_[i], *device.host, *rank.threads,
+                                   *rank.exchange, model_options);
   }
-  plan_.emplace_back("backend", fmt::format("{}, {} thread{} a rank{}", backend->name, o.threads,
+  plan_.emplace_back("backend", fmt::format("{}, {} thread{} a rank{}", device.name, o.threads,
                                             o.threads == 1 ? "" : "s", pin ? ", pinned" : ""));
   plan_.emplace_back(
       "experts", fmt::format("{} over {} rank{} ({}), exchange {}", config_.n_routed_experts,
                              o.ep_size, o.ep_size == 1 ? "" : "s", o.a2a_backend, o.deepep_mode));
   plan_.emplace_back("cache", fmt::format("{} tokens a rank in pages of {}, decode segment {}",
                                           o.max_total_tokens, o.page_size, o.decode_segment));
+  return Status::ok();
+}
+
+// The one rank's model and exchange on the GPU; the weights move there, the host's copy is dropped.
+Status Ranks::build_on_gpu(Rank& rank, const ops::BackendOf<bf16>& backend,
+                           const exchange::Options& exchange_options,
+                           const model::ModelOptions& model_options) {
+#if SORTIE_HAS_CUDA
+  void* stream = backend.device->stream();
+  ASSIGN_OR_RETURN(weights_[0], model::upload(*weights_[0], config_, *backend.device, stream));
+  rank.exchange = exchange::make_gpu_exchange(exchange_options, stream);
+  rank.model = model::make_model(config_, weights_[0], backend, stream, *rank.threads,
+                                 *rank.exchange, model_options);
+#else
+  (void)rank, (void)backend, (void)exchange_options, (void)model_options;
+#endif
   return Status::ok();
 }
 

@@ -19,7 +19,7 @@ namespace sortie::cli {
 // The flags that every command which runs a model shares; names follow SGLang's.
 struct RunOptions {
   std::string model;           // MODEL or --model-path
-  std::string device = "cpu";  // cpu | reference
+  std::string device = "cpu";  // cpu | cuda | reference
   int ep_size = 1;
   std::string a2a_backend = "auto";  // auto | local | ucx (deepep = auto)
   std::string deepep_mode = "auto";  // auto | low_latency | normal
@@ -94,6 +94,9 @@ class Ranks {
   Result<std::vector<std::shared_ptr<exchange::Transport>>> transports(int64_t window_bytes);
   Status load();
   Status build();
+  Status build_on_gpu(Rank& rank, const ops::BackendOf<bf16>& backend,
+                      const exchange::Options& exchange_options,
+                      const model::ModelOptions& model_options);
 
   RunOptions options_;
   model::Config config_;

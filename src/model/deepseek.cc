@@ -55,6 +55,7 @@ void DeepSeek<T>::attention(const LayerWeights& w, int layer, const Shared& s, c
                              .w_kv_b = w.kv_b,
                              .scale = softmax_scale_,
                              .segment = options_.decode_segment,
+                             .keys = s.keys,
                              .positions = s.positions + begin,
                              .page_tables = s.page_tables + begin,
                              .cache = cache(layer),
@@ -149,12 +150,11 @@ Status DeepSeek<T>::moe(const MoeWeights& w, int layer, const Shared& s, const T
 }
 
 template <typename T>
-Status DeepSeek<T>::decoder_layer(const LayerWeights& w, int layer, const Shared& s, T* residual,
-                                  T* delta) {
+Status DeepSeek<T>::decoder_layer(const LayerWeights& w, int layer, const Shared& s,
+                                  float* residual, T* delta) {
   const Arena::Scope scope(context_.scratch);
-  const bool first = layer == 0 || layer >= config_.num_hidden_layers;
-  const T* x = first ? norm(w.input_norm, residual, config_.hidden_size, s.tokens)
-                     : add_norm(w.input_norm, delta, residual, s.tokens);
+  const bool starts = layer == 0 || layer >= config_.num_hidden_layers;
+  const T* x = add_norm(w.input_norm, delta, residual, s.tokens, starts);
   laps_.lap(StepTimes::kRest);
   attention(w, layer, s, x, delta);
   laps_.lap(StepTimes::kAttention);
@@ -168,7 +168,7 @@ Status DeepSeek<T>::decoder_layer(const LayerWeights& w, int layer, const Shared
 
 template Status DeepSeek<float>::decoder_layer(const LayerWeights&, int, const Shared&, float*,
                                                float*);
-template Status DeepSeek<bf16>::decoder_layer(const LayerWeights&, int, const Shared&, bf16*,
+template Status DeepSeek<bf16>::decoder_layer(const LayerWeights&, int, const Shared&, float*,
                                               bf16*);
 
 }  // namespace sortie::model

@@ -29,6 +29,7 @@ class DeepSeek final : public Model {
   // What all layers of a step share.
   struct Shared {
     int64_t tokens;
+    int64_t keys;                       // no position is at or past this
     const int32_t* positions;           // [tokens]
     const int32_t* const* page_tables;  // [tokens]
     const std::vector<Segment>* segments;
@@ -42,8 +43,9 @@ class DeepSeek final : public Model {
   void mlp(const MlpWeights& w, const T* x, int64_t tokens, T* out);
   Status moe(const MoeWeights& w, int layer, const Shared& s, const T* x, T* out);
   // residual += delta, then the layer up to its last addition, whose term becomes the new delta
-  // (both [tokens, hidden]). The first layer of a stack takes no delta.
-  Status decoder_layer(const LayerWeights& w, int layer, const Shared& s, T* residual, T* delta);
+  // (both [tokens, hidden]). The first layer of a stack starts the residual from its delta.
+  Status decoder_layer(const LayerWeights& w, int layer, const Shared& s, float* residual,
+                       T* delta);
 
   // model.cc: helpers that pick formats and places, so that the layers need not.
   quant::Rows rows_for(const quant::Matrix& w, const T* x, int64_t x_stride, int64_t tokens);
@@ -52,7 +54,8 @@ class DeepSeek final : public Model {
   T* linear(const LinearWeights& w, const quant::Rows& x);
   T* linear(const LinearWeights& w, const T* x, int64_t tokens);
   T* norm(const ops::NormWeight& w, const T* x, int64_t x_stride, int64_t tokens);
-  T* add_norm(const ops::NormWeight& w, const T* delta, T* residual, int64_t tokens);
+  T* add_norm(const ops::NormWeight& w, const T* delta, float* residual, int64_t tokens,
+              bool starts = false);
   Output head(const quant::Matrix& lm_head, const T* hidden, const std::vector<int32_t>& rows);
   ops::LatentCacheOf<T> cache(int layer);
   void note_amax(int layer, const ExpertRows& lists, const quant::Rows& x, const quant::Rows& h);

@@ -87,8 +87,14 @@ typename DeepSeek<T>::Shared DeepSeek<T>::share(const Step& step) {
     if (kHasDevice<T> && s.rows > 0) placed += pages_of(s);
   }
   CHECK(row == tokens, "segments cover all rows");
-  return {tokens, place(step.positions.data(), tokens), place(page_tables_.data(), tokens),
-          &step.segments, step.any_prefill_anywhere};
+  int64_t keys = 0;
+  for (const int32_t p : step.positions) keys = std::max<int64_t>(keys, p + 1);
+  return {tokens,
+          keys,
+          place(step.positions.data(), tokens),
+          place(page_tables_.data(), tokens),
+          &step.segments,
+          step.any_prefill_anywhere};
 }
 
 template <typename T>
@@ -96,9 +102,9 @@ Result<Model::Output> DeepSeek<T>::forward(const Step& step) {
   scratch_.reset();
   laps_.start();
   const Shared s = share(step);
-  T* residual = alloc<T>(s.tokens * config_.hidden_size);
-  ops_.embed({place(step.ids.data(), s.tokens), s.tokens, weights_->embed, residual}, context_);
   T* delta = alloc<T>(s.tokens * config_.hidden_size);
+  ops_.embed({place(step.ids.data(), s.tokens), s.tokens, weights_->embed, delta}, context_);
+  float* residual = alloc<float>(s.tokens * config_.hidden_size);
   for (size_t i = 0; i < weights_->layers.size(); ++i) {
     RETURN_IF_ERROR(decoder_layer(weights_->layers[i], static_cast<int>(i), s, residual, delta));
   }
@@ -133,9 +139,9 @@ Result<Model::Output> DeepSeek<T>::forward_mtp(int layer, const Step& step, cons
   };
   join(w.enorm, embedded, joined);
   join(w.hnorm, hidden, joined + h);
-  T* residual = linear(w.eh_proj, joined, s.tokens);
+  T* delta = linear(w.eh_proj, joined, s.tokens);
+  float* residual = alloc<float>(s.tokens * h);
   const int index = config_.num_hidden_layers + layer;
-  T* delta = alloc<T>(s.tokens * h);
   RETURN_IF_ERROR(decoder_layer(w.layer, index, s, residual, delta));
   const T* out = add_norm(w.head_norm, delta, residual, s.tokens);
   return head(w.head, out, step.logit_rows);
@@ -250,10 +256,12 @@ T* DeepSeek<T>::norm(const ops::NormWeight& w, const T* x, int64_t x_stride, int
 }
 
 template <typename T>
-T* DeepSeek<T>::add_norm(const ops::NormWeight& w, const T* delta, T* residual, int64_t tokens) {
+T* DeepSeek<T>::add_norm(const ops::NormWeight& w, const T* delta, float* residual, int64_t tokens,
+                         bool starts) {
   T* y = alloc<T>(tokens * w.n);
-  ops_.add_rms_norm({.x = delta, .residual = residual, .tokens = tokens, .norm = w, .out = y},
-                    context_);
+  ops_.add_rms_norm(
+      {.x = delta, .residual = residual, .tokens = tokens, .norm = w, .out = y, .starts = starts},
+      context_);
   return y;
 }
 

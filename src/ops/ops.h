@@ -89,15 +89,17 @@ struct RmsNormOf {
 };
 using RmsNorm = RmsNormOf<float>;
 
-// residual += x, then rms_norm of the sum.
+// residual += x, then rms_norm of the sum. The residual is fp32 everywhere: on a GPU it would lose
+// in each layer what bf16 cannot hold, and its bytes are few.
 template <typename T>
 struct AddRmsNormOf {
-  const T* x;   // [tokens, n]
-  T* residual;  // [tokens, n], updated
+  const T* x;       // [tokens, n]
+  float* residual;  // [tokens, n], updated
   int64_t tokens;
   NormWeight norm;
-  T* out;          // [tokens, n] or null
-  Rows quantised;  // or data = null
+  T* out;               // [tokens, n] or null
+  Rows quantised;       // or data = null
+  bool starts = false;  // residual = x: a stack of layers begins
 };
 using AddRmsNorm = AddRmsNormOf<float>;
 
@@ -203,10 +205,13 @@ struct MlaOf {
   int64_t rope_dim;  // qk_rope_head_dim
   int64_t v_dim;     // v_head_dim
   int64_t lora;      // kv_lora_rank
-  Matrix w_kv_b;     // [heads * (nope + v_dim), lora], kBf16 or kF32: W_UK then W_UV, head by head
-  float scale;       // softmax scale, YaRN's mscale^2 inside
-  int64_t segment;   // S, keys a segment (decode)
-  const int32_t* positions;           // [tokens]
+  // [heads * (nope + v_dim), lora], kBf16 or kF32: W_UK then W_UV, head by head. On a device kBf16,
+  // and W_UK is transposed: [lora, nope].
+  Matrix w_kv_b;
+  float scale;               // softmax scale, YaRN's mscale^2 inside
+  int64_t segment;           // S, keys a segment (decode)
+  int64_t keys;              // no position is at or past this; on a device grids follow from it
+  const int32_t* positions;  // [tokens]
   const int32_t* const* page_tables;  // [tokens]
   LatentCacheOf<T> cache;
   T* out;  // [tokens, heads * v_dim]

@@ -104,7 +104,11 @@ void add_rms_norm(const ops::AddRmsNorm& a, const ops::Context& c, const Kernels
   const int64_t n = a.norm.n;
   each_row(c, a.tokens, n, a.out == nullptr ? n : 0, [&](int64_t t, float* buffer) {
     float* residual = a.residual + t * n;
-    k.add(a.x + t * n, n, residual);
+    if (a.starts) {
+      std::copy_n(a.x + t * n, n, residual);
+    } else {
+      k.add(a.x + t * n, n, residual);
+    }
     norm_row(residual, a.norm, a.out == nullptr ? buffer : a.out + t * n, a.quantised, t, k);
   });
 }

@@ -35,7 +35,9 @@ void add_rms_norm(const ops::AddRmsNorm& a, const ops::Context& c) {
   const int64_t n = a.norm.n;
   for (int64_t t = 0; t < a.tokens; ++t) {
     float* residual = a.residual + t * n;
-    for (int64_t i = 0; i < n; ++i) residual[i] += a.x[t * n + i];
+    for (int64_t i = 0; i < n; ++i) {
+      residual[i] = a.starts ? a.x[t * n + i] : residual[i] + a.x[t * n + i];
+    }
     norm_row(residual, a.norm, a.out == nullptr ? nullptr : a.out + t * n, a.quantised, t, c);
   }
 }

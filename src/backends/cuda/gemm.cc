@@ -1,0 +1,94 @@
+// From the ops to the one GEMM.
+#include "backends/cuda/gemm.h"
+
+#include "backends/cuda/ops.h"
+
+namespace sortie::cuda {
+
+namespace {
+
+using quant::ActFormat;
+using quant::Format;
+
+void set_rows(GemmArgs& g, const quant::Rows& x) {
+  g.x = x.data;
+  g.x_row_bytes = x.row_bytes();
+  g.x_scale_offset = quant::act_scale_offset(x.format, x.k);
+  g.static_scale = x.static_scale;
+  g.has_row_scale = x.format == ActFormat::kE4m3Token || x.format == ActFormat::kInt8Token;
+  g.k = static_cast<int>(x.k);
+}
+
+void set_matrix(GemmArgs& g, const quant::Matrix& w) {
+  g.w = w.codes;
+  g.w_scales = static_cast<const std::byte*>(w.scales);
+  g.w_row_bytes = w.code_row_bytes();
+  g.n = static_cast<int>(w.n);
+}
+
+void set_out(GemmArgs& g, bf16* y) { g.y16 = y; }
+void set_out(GemmArgs& g, float* y) { g.y32 = y; }
+
+template <typename T>
+void run_linear(const ops::LinearOf<T>& a, const ops::Context& c) {
+  CHECK(a.x.k == a.w.k && a.x.format == ops::act_format<bf16>(a.w));
+  GemmArgs g{.rows = static_cast<int>(a.x.count), .bias = a.bias, .y_stride = a.y_stride};
+  set_rows(g, a.x);
+  set_matrix(g, a.w);
+  set_out(g, a.y);
+  gemm(a.w.format, g, c);
+}
+
+template <typename T>
+void run_grouped(const ops::GroupedGemmOf<T>& a, const ops::Context& c) {
+  if (a.local_experts == 0 || a.x.count == 0) return;
+  const quant::Matrix& w = a.w[0];
+  CHECK(a.x.k == w.k && a.x.format == ops::act_format<bf16>(w));
+  GemmArgs g{.row_index = a.row_index,
+             .offsets = a.offsets,
+             .rows = static_cast<int>(a.x.count),
+             .groups = a.local_experts,
+             .parts = a.parts,
+             .y_stride = a.parts * w.n};
+  set_rows(g, a.x);
+  set_matrix(g, w);
+  if (a.local_experts * a.parts > 1) {
+    g.w_bytes = a.w[1].codes - w.codes;
+    g.w_scale_bytes =
+        static_cast<const std::byte*>(a.w[1].scales) - static_cast<const std::byte*>(w.scales);
+  }
+  set_out(g, a.out);
+  gemm(w.format, g, c);
+}
+
+bool is_aligned(const void* p, int64_t a, int64_t b) {
+  return (reinterpret_cast<uintptr_t>(p) | static_cast<uint64_t>(a | b)) % 16 == 0;
+}
+
+}  // namespace
+
+void gemm(Format format, GemmArgs a, const ops::Context& c) {
+  a.aligned =
+      is_aligned(a.x, a.x_row_bytes, a.x_group_bytes) && is_aligned(a.w, a.w_bytes, a.w_row_bytes);
+  switch (format) {
+    case Format::kF32:
+      return gemm_f32(a, c);
+    case Format::kBf16:
+      return gemm_bf16(a, c);
+    case Format::kFp8Block:
+      return gemm_fp8_block(a, c);
+    case Format::kW4Afp8:
+      return gemm_w4afp8(a, c);
+    case Format::kW8A8Int8:
+      return gemm_w8a8_int8(a, c);
+  }
+}
+
+void linear(const ops::LinearOf<bf16>& a, const ops::Context& c) { run_linear(a, c); }
+void linear_f32(const ops::LinearOf<float>& a, const ops::Context& c) { run_linear(a, c); }
+void grouped_gemm(const ops::GroupedGemmOf<bf16>& a, const ops::Context& c) { run_grouped(a, c); }
+void grouped_gemm_f32(const ops::GroupedGemmOf<float>& a, const ops::Context& c) {
+  run_grouped(a, c);
+}
+
+}  // namespace sortie::cuda
