@@ -24,11 +24,6 @@ constexpr size_t kMostQueued = size_t{4} * Control::kMaxFrame;
 // since the others do not see each other.
 enum Reserved : uint32_t { kBeat = Control::kFirstReserved, kDeath, kGather, kGathered };
 
-struct FrameHead {
-  uint32_t length;
-  uint32_t type;
-};
-
 template <typename T>
 std::span<const std::byte> bytes_of(const T* data, size_t n) {
   return std::as_bytes(std::span<const T>(data, n));
@@ -79,10 +74,7 @@ void Control::send(int to, uint32_t type, std::span<const std::byte> payload) {
 
 void Control::queue(int to, uint32_t type, std::span<const std::byte> payload) {
   if (dead(to)) return;
-  const FrameHead head{.length = static_cast<uint32_t>(payload.size()), .type = type};
-  Bytes frame(sizeof head + payload.size());
-  std::memcpy(frame.data(), &head, sizeof head);
-  if (!payload.empty()) std::memcpy(frame.data() + sizeof head, payload.data(), payload.size());
+  Bytes frame = make_frame(type, payload);
   const std::scoped_lock lock(mutex_);
   Link& l = link(to);
   l.out_queued += frame.size();
@@ -103,6 +95,11 @@ void Control::on_death(DeathHandler handler) {
     death_handler_ = std::move(handler);
   }
   ring();
+}
+
+void Control::on_beat(std::function<void()> handler) {
+  const std::scoped_lock lock(handler_mutex_);
+  beat_handler_ = std::move(handler);
 }
 
 Result<std::vector<Bytes>> Control::all_gather(std::span<const std::byte> mine,
@@ -248,6 +245,8 @@ void Control::beat() {
     }
     queue(peer, kBeat, bytes_of(ages.data(), ages.size()));
   }
+  const std::scoped_lock lock(handler_mutex_);
+  if (beat_handler_) beat_handler_();
 }
 
 void Control::write_to(int peer) {
@@ -284,41 +283,32 @@ void Control::read_from(int peer) {
       return;
     }
     state(peer).life = Clock::now();
-    l.in.insert(l.in.end(), buffer_.begin(), buffer_.begin() + n);
+    l.in.push(std::span(buffer_).first(static_cast<size_t>(n)));
     parse(peer);
   }
 }
 
 void Control::parse(int peer) {
   Link& l = link(peer);
-  size_t at = 0;
-  while (l.in.size() - at >= sizeof(FrameHead)) {
-    FrameHead head{};
-    std::memcpy(&head, l.in.data() + at, sizeof head);
-    if (head.length > kMaxFrame) {
+  Frame frame;
+  while (l.in.next(frame)) {
+    if (!handle(peer, std::move(frame))) {
       bury(peer);
       return;
     }
-    if (l.in.size() - at - sizeof head < head.length) break;
-    const auto* begin = l.in.data() + at + sizeof head;
-    if (!handle({.from = peer, .type = head.type, .payload = Bytes(begin, begin + head.length)})) {
-      bury(peer);
-      return;
-    }
-    at += sizeof head + head.length;
   }
-  l.in.erase(l.in.begin(), l.in.begin() + static_cast<ptrdiff_t>(at));
+  if (l.in.broken()) bury(peer);
 }
 
-bool Control::handle(Frame frame) {
+bool Control::handle(int from, Frame frame) {
   if (frame.type < kFirstReserved) {
     const std::scoped_lock lock(handler_mutex_);
-    backlog_.push_back(std::move(frame));
+    backlog_.push_back({.from = from, .frame = std::move(frame)});
     return true;
   }
   switch (frame.type) {
     case kBeat:
-      handle_beat(frame.from, frame.payload);
+      handle_beat(from, frame.payload);
       return true;
     case kDeath: {
       uint32_t rank = 0;
@@ -331,7 +321,7 @@ bool Control::handle(Frame frame) {
     case kGather:
     case kGathered: {
       const std::scoped_lock lock(mutex_);
-      gathered_[static_cast<size_t>(frame.from)].push_back(std::move(frame.payload));
+      gathered_[static_cast<size_t>(from)].push_back(std::move(frame.payload));
       changed_.notify_all();
       return true;
     }
@@ -374,9 +364,9 @@ void Control::bury(int peer) {
 void Control::deliver_backlog() {
   const std::scoped_lock lock(handler_mutex_);
   while (frame_handler_ && !backlog_.empty()) {
-    Frame frame = std::move(backlog_.front());
+    auto [from, frame] = std::move(backlog_.front());
     backlog_.pop_front();
-    frame_handler_(frame.from, frame.type, std::move(frame.payload));
+    frame_handler_(from, frame.type, std::move(frame.payload));
   }
   if (!death_handler_) return;
   for (const int rank : unreported_deaths_) death_handler_(rank);

@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "exchange/frames.h"
 
 namespace sortie::exchange {
 
@@ -39,14 +40,13 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-using Bytes = std::vector<std::byte>;
-
 // What the ranks' processes tell each other beside the exchange: start-up blobs, heartbeats, deaths
 // and the engine's own frames. The sockets form a star around rank 0; a thread of its own moves the
 // bytes, so that a rank shows life while its step computes.
 //
-// A frame is {u32 length, u32 type, payload}, in the host's byte order (both ends run the same
-// binary), at most kMaxFrame bytes; a longer one, like an unknown type, ends the connection.
+// The sockets are inherited pairs on one host and authenticated TCP between hosts
+// (launch/rendezvous.h). A frame has at most kMaxFrame bytes; a longer one, like an unknown type,
+// ends the connection.
 class Control {
  public:
   static constexpr uint32_t kMaxFrame = 64U << 20;
@@ -70,6 +70,8 @@ class Control {
   // on_frame(nullptr) returns, the handler before is not running.
   void on_frame(FrameHandler handler);
   void on_death(DeathHandler handler);
+  // Called on the control thread at every heartbeat of this rank, for signs of life on other ways.
+  void on_beat(std::function<void()> handler);
 
   // Every rank's blob, by rank. Collective, at start-up; the error names the ranks that never came.
   Result<std::vector<Bytes>> all_gather(std::span<const std::byte> mine, Duration dist_timeout);
@@ -80,7 +82,7 @@ class Control {
  private:
   struct Link {
     UniqueFd fd;
-    Bytes in;
+    FrameReader in{kMaxFrame};
     std::deque<Bytes> out;
     size_t out_sent = 0;    // bytes of out.front() already written
     size_t out_queued = 0;  // bytes in out
@@ -89,10 +91,9 @@ class Control {
     std::atomic<TimePoint> life{Clock::now()};
     std::atomic<bool> dead{false};
   };
-  struct Frame {
+  struct Received {
     int from;
-    uint32_t type;
-    Bytes payload;
+    Frame frame;
   };
 
   State& state(int rank) { return states_[static_cast<size_t>(rank)]; }
@@ -107,7 +108,7 @@ class Control {
   void read_from(int peer);
   void write_to(int peer);
   void parse(int peer);
-  bool handle(Frame frame);
+  bool handle(int from, Frame frame);
   void handle_beat(int from, const Bytes& payload);
   void bury(int peer);
   void deliver_backlog();
@@ -127,7 +128,8 @@ class Control {
   std::mutex handler_mutex_;  // held while a handler runs
   FrameHandler frame_handler_;
   DeathHandler death_handler_;
-  std::deque<Frame> backlog_;
+  std::function<void()> beat_handler_;
+  std::deque<Received> backlog_;
   std::vector<int> unreported_deaths_;
 
   std::thread thread_;

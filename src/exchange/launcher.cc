@@ -18,6 +18,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "exchange/exchange.h"
+#include "exchange/launch/rendezvous.h"
 
 namespace sortie::exchange {
 namespace {
@@ -33,7 +34,13 @@ bool parse_child(std::string_view text, ChildArgs& out) {
     if (!text.empty() && text.front() == ':') text.remove_prefix(1);
   }
   return text.empty() && out.rank > 0 && out.rank < out.size && out.size <= kMaxRanks &&
-         out.control_fd > 2;
+         (out.control_fd > 2 || out.control_fd == -1);
+}
+
+// A child's exec keeps what spawn ignored; a process started by other means needs it here.
+void ignore_terminal() {
+  signal(SIGINT, SIG_IGN);
+  signal(SIGTERM, SIG_IGN);
 }
 
 }  // namespace
@@ -48,14 +55,17 @@ std::optional<ChildArgs> take_child_args(int& argc, char** argv) {
   return args;
 }
 
-Status ProcessGroup::spawn(int argc, char** argv, int rank, int size, UniqueFd& ours) {
-  int pair[2];
-  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) {
-    return Status::exhausted(
-        fmt::format("cannot start rank {}: socketpair: {}", rank, strerror(errno)));
+Status ProcessGroup::spawn(int argc, char** argv, int rank, int size, UniqueFd* ours) {
+  UniqueFd theirs;
+  if (ours != nullptr) {
+    int pair[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) {
+      return Status::exhausted(
+          fmt::format("cannot start rank {}: socketpair: {}", rank, strerror(errno)));
+    }
+    *ours = UniqueFd(pair[0]);
+    theirs = UniqueFd(pair[1]);
   }
-  ours = UniqueFd(pair[0]);
-  const UniqueFd theirs(pair[1]);
   const std::string place = fmt::format("{}:{}:{}", rank, size, theirs.get());
   std::vector<char*> args = {argv[0], const_cast<char*>(kChildOption),
                              const_cast<char*>(place.c_str())};
@@ -72,7 +82,7 @@ Status ProcessGroup::spawn(int argc, char** argv, int rank, int size, UniqueFd& 
     if (getppid() != parent) _exit(1);  // it ended before the line above
     signal(SIGINT, SIG_IGN);
     signal(SIGTERM, SIG_IGN);
-    fcntl(theirs.get(), F_SETFD, 0);
+    if (theirs.open()) fcntl(theirs.get(), F_SETFD, 0);
     execv("/proc/self/exe", args.data());
     _exit(127);
   }
@@ -81,27 +91,96 @@ Status ProcessGroup::spawn(int argc, char** argv, int rank, int size, UniqueFd& 
   return Status::ok();
 }
 
-Result<std::unique_ptr<ProcessGroup>> ProcessGroup::start(int argc, char** argv, int size,
-                                                          Duration dist_timeout) {
-  CHECK(size >= 1 && size <= kMaxRanks, "size of the group");
-  std::unique_ptr<ProcessGroup> group(new ProcessGroup);
-  group->children_.resize(static_cast<size_t>(size));
-  std::vector<UniqueFd> links(static_cast<size_t>(size));
-  for (int r = 1; r < size; ++r) {
-    RETURN_IF_ERROR(group->spawn(argc, argv, r, size, links[static_cast<size_t>(r)]));
+namespace {
+
+// What a process that joins from elsewhere says of itself.
+Member describe(const LaunchPlan& plan, int rank, const StartOptions& options) {
+  char host[256] = {};
+  gethostname(host, sizeof host - 1);
+  return {.rank = static_cast<uint32_t>(rank),
+          .size = static_cast<uint32_t>(plan.size),
+          .here = static_cast<uint32_t>(plan.here),
+          .nodes = static_cast<uint32_t>(plan.nodes),
+          .job = plan.job,
+          .host = host,
+          .settings = options.settings};
+}
+
+Result<ClusterKey> key_of(const LaunchPlan& plan, const StartOptions& options) {
+  if (!options.cluster_key_file.empty()) return read_cluster_key(options.cluster_key_file);
+  if (plan.one_host()) return host_cluster_key();
+  return ClusterKey{};
+}
+
+}  // namespace
+
+// Links this rank with those that no process of its node started.
+Status ProcessGroup::meet(const LaunchPlan& plan, int rank, const StartOptions& options,
+                          std::vector<UniqueFd>& links) {
+  Meeting meeting{.host = plan.host,
+                  .port = plan.port,
+                  .timeout = options.dist_timeout,
+                  .insecure = options.insecure,
+                  .me = describe(plan, rank, options)};
+  ASSIGN_OR_RETURN(meeting.key, key_of(plan, options));
+  if (rank == 0) {
+    ASSIGN_OR_RETURN(std::vector<UniqueFd> guests, hold_meeting(meeting, plan.here));
+    for (size_t r = static_cast<size_t>(plan.here); r < links.size(); ++r) {
+      links[r] = std::move(guests[r]);
+    }
+    ASSIGN_OR_RETURN(address_, numeric_address(plan.host));
+  } else {
+    ASSIGN_OR_RETURN(links[0], join_meeting(meeting));
+    address_ = local_address(links[0]);
   }
-  group->control_ = std::make_shared<Control>(0, size, std::move(links));
-  group->control_->on_death([g = group.get()](int rank) { g->report_death(rank); });
-  auto joined = group->control_->all_gather({}, dist_timeout);
+  return Status::ok();
+}
+
+Result<std::unique_ptr<ProcessGroup>> ProcessGroup::open(const LaunchPlan& plan,
+                                                         const std::optional<ChildArgs>& child,
+                                                         int argc, char** argv,
+                                                         const StartOptions& options) {
+  CHECK(plan.size >= 1 && plan.size <= kMaxRanks, "size of the group");
+  if (child && child->control_fd >= 0) {
+    ASSIGN_OR_RETURN(auto group, join(*child, options.dist_timeout));
+    if (plan.meets()) {
+      ASSIGN_OR_RETURN(group->address_, numeric_address(plan.host));
+    }
+    return group;
+  }
+  const TimePoint began = Clock::now();
+  const int rank = child ? child->rank : plan.rank;
+  std::unique_ptr<ProcessGroup> group(new ProcessGroup);
+  group->children_.resize(static_cast<size_t>(plan.size));
+  std::vector<UniqueFd> links(rank == 0 ? static_cast<size_t>(plan.size) : 1);
+  if (child) {
+    ignore_terminal();
+  } else {
+    for (int r = rank + 1; r < rank + plan.here; ++r) {
+      UniqueFd* ours = rank == 0 ? &links[static_cast<size_t>(r)] : nullptr;
+      RETURN_IF_ERROR(group->spawn(argc, argv, r, plan.size, ours));
+    }
+  }
+  if (plan.meets()) RETURN_IF_ERROR(group->meet(plan, rank, options, links));
+  group->control_ = std::make_shared<Control>(rank, plan.size, std::move(links));
+  group->control_->on_death([g = group.get()](int dead) { g->report_death(dead); });
+  // A meeting has used up its time, but whoever was welcomed is there.
+  const Duration left = Deadline(began + options.dist_timeout).left();
+  auto joined = group->control_->all_gather(
+      {}, plan.meets() ? std::max<Duration>(left, seconds(2)) : options.dist_timeout);
   if (!joined) return joined.status();
   return group;
 }
 
+Result<std::unique_ptr<ProcessGroup>> ProcessGroup::start(int argc, char** argv, int size,
+                                                          Duration dist_timeout) {
+  return open({.size = size, .here = size}, std::nullopt, argc, argv,
+              {.dist_timeout = dist_timeout});
+}
+
 Result<std::unique_ptr<ProcessGroup>> ProcessGroup::join(const ChildArgs& args,
                                                          Duration dist_timeout) {
-  // exec keeps what spawn ignored; a process started by other means needs it here.
-  signal(SIGINT, SIG_IGN);
-  signal(SIGTERM, SIG_IGN);
+  ignore_terminal();
   fcntl(args.control_fd, F_SETFD, FD_CLOEXEC);
   std::unique_ptr<ProcessGroup> group(new ProcessGroup);
   std::vector<UniqueFd> links;
@@ -113,9 +192,11 @@ Result<std::unique_ptr<ProcessGroup>> ProcessGroup::join(const ChildArgs& args,
 }
 
 ProcessGroup::~ProcessGroup() {
+  // Children of a group that never came to be have nothing to finish.
+  const Duration grace = control_ ? Duration(kGrace) : Duration::zero();
   if (control_) control_->on_death(nullptr);
   control_.reset();  // the children see their sockets close
-  if (const Status s = close(kGrace); !s.is_ok()) spdlog::debug("{}", s.message());
+  if (const Status s = close(grace); !s.is_ok()) spdlog::debug("{}", s.message());
 }
 
 pid_t ProcessGroup::pid(int rank) const {

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "exchange/control.h"
+#include "exchange/launch/launch_plan.h"
 
 namespace sortie::exchange {
 
@@ -18,24 +19,41 @@ namespace sortie::exchange {
 struct ChildArgs {
   int rank = 0;
   int size = 0;
-  int control_fd = -1;
+  int control_fd = -1;  // -1: it is on another node than rank 0 and joins over the network
+};
+
+// How the ranks that no common process starts find and trust each other.
+struct StartOptions {
+  Duration dist_timeout = seconds(60);
+  std::string cluster_key_file;  // "": this host's own key within a host, none between hosts
+  bool insecure = false;         // no key between hosts
+  // "name value" lines that must be the same on all ranks: their flags and their model.
+  std::vector<std::string> settings;
 };
 
 // Takes the hidden option that ProcessGroup::start puts behind argv[0] out of the command line, so
 // that the parser behind sees what the user typed. To be called first thing in main.
 std::optional<ChildArgs> take_child_args(int& argc, char** argv);
 
-// The processes of an expert-parallel group on this host. The process that the user started is rank
-// 0; it starts the others by executing itself with the same arguments. Their control sockets are
-// inherited socket pairs: there is no address that a stranger could connect to.
+// The processes of an expert-parallel group. A process that the user started is the first rank of
+// its node; it starts the node's others by executing itself with the same arguments. The control
+// sockets of node 0 are inherited socket pairs: there is no address that a stranger could connect
+// to. Ranks of other nodes, and processes that a launcher started, meet rank 0 over TCP
+// (launch/rendezvous.h).
 //
 // No orphan: a child is killed by the kernel when its parent ends (PR_SET_PDEATHSIG), however that
 // happens. Children ignore SIGINT and SIGTERM, which a terminal or a service manager sends to all
 // of them: rank 0 decides and tells them over control().
 class ProcessGroup {
  public:
-  // Starts ranks 1..size-1 and waits until all have joined. To be called on the main thread (the
-  // kernel ties the children's life to the thread that made them) and best before others exist.
+  // As `plan` says; `child` is what the first rank of this node told this process, if it started
+  // it. To be called on the main thread, as start().
+  static Result<std::unique_ptr<ProcessGroup>> open(const LaunchPlan& plan,
+                                                    const std::optional<ChildArgs>& child, int argc,
+                                                    char** argv, const StartOptions& options);
+  // One host: starts ranks 1..size-1 and waits until all have joined. To be called on the main
+  // thread (the kernel ties the children's life to the thread that made them) and best before
+  // others exist.
   static Result<std::unique_ptr<ProcessGroup>> start(int argc, char** argv, int size,
                                                      Duration dist_timeout);
   static Result<std::unique_ptr<ProcessGroup>> join(const ChildArgs& args, Duration dist_timeout);
@@ -50,11 +68,13 @@ class ProcessGroup {
   int size() const { return control_->size(); }
   Control& control() { return *control_; }
   const std::shared_ptr<Control>& shared_control() { return control_; }
-  // Process id of a child; 0 at the children.
+  // This host's address in the network of the ranks that meet; "" if one process started all.
+  const std::string& address() const { return address_; }
+  // Process id of a child; 0 of ranks that this process did not start.
   pid_t pid(int rank) const;
 
-  // At rank 0: waits until the children have ended, and kills those that are left after `grace`.
-  // The error names the first that did not end with exit code 0. Elsewhere: nothing.
+  // Waits until the children have ended, and kills those that are left after `grace`. The error
+  // names the first that did not end with exit code 0.
   Status close(Duration grace);
 
  private:
@@ -65,13 +85,17 @@ class ProcessGroup {
   };
 
   ProcessGroup() = default;
-  Status spawn(int argc, char** argv, int rank, int size, UniqueFd& ours);
+  // Starts one rank; with `ours`, a socket pair's other end is left there.
+  Status spawn(int argc, char** argv, int rank, int size, UniqueFd* ours);
+  Status meet(const LaunchPlan& plan, int rank, const StartOptions& options,
+              std::vector<UniqueFd>& links);
   bool reap(int rank, bool block);
   std::string how_ended(int rank);
   void report_death(int rank);
 
   std::mutex mutex_;  // of children_
   std::vector<Child> children_;
+  std::string address_;
   std::shared_ptr<Control> control_;
 };
 

@@ -85,10 +85,13 @@ std::string sockets_on_the_network() {
 
 Result<std::shared_ptr<Transport>> connect(ProcessGroup& group, const Options& options,
                                            const std::string& memory = "sysv") {
+  const bool tcp = memory == "tcp";
   return make_ucx_transport(group.shared_control(),
                             {.window_bytes = options.window_bytes(group.size()),
                              .dist_timeout = seconds(20),
-                             .memories = {memory}});
+                             .memories = {tcp ? "sysv" : memory},
+                             .network_address = tcp ? "127.0.0.1" : "",
+                             .force_network = tcp});
 }
 
 // conform MODE SEED STEPS MEMORY
@@ -98,9 +101,11 @@ std::string role_conform(ProcessGroup& group, const Args& args) {
   if (!transport) return transport.status().message();
   for (int peer = 0; peer < group.size(); ++peer) {
     const std::string lane = (*transport)->lane(peer);
-    if (peer != group.rank() && lane != args[4] + "/memory") return "lane " + lane;
+    const std::string want = args[4] + (args[4] == "tcp" ? "/lo" : "/memory");
+    if (peer != group.rank() && lane != want) return "lane " + lane;
   }
-  if (std::string s = sockets_on_the_network(); !s.empty()) return s;
+  const std::string open_socket = sockets_on_the_network();
+  if (open_socket.empty() != (args[4] != "tcp")) return "network sockets: " + open_socket;
   const auto exchange = make_exchange(*transport, o);
   return conform(*exchange, std::stoull(args[2]), std::stoi(args[3]));
 }
@@ -368,6 +373,17 @@ TEST(Ucx, Conformance) {
 TEST(Ucx, ConformanceOverPosixMemory) {
   const GroupRun run(2, {"conform", "2", "29", "150", "posix"});
   EXPECT_TRUE(run.ended) << run.ended.message();
+}
+
+// What ranks of different hosts do, over this host's loopback device.
+TEST(Ucx, ConformanceOverTcp) {
+  for (const int size : {2, 4}) {
+    for (const Mode mode : {Mode::kLowLatency, Mode::kNormal, Mode::kAuto}) {
+      const GroupRun run(size,
+                         {"conform", std::to_string(static_cast<int>(mode)), "37", "100", "tcp"});
+      EXPECT_TRUE(run.ended) << run.ended.message();
+    }
+  }
 }
 
 TEST(Ucx, ThousandsOfEpochs) {

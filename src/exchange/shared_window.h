@@ -16,11 +16,12 @@ namespace sortie::exchange {
 //   window   [window_bytes], rounded up to 64
 //   words    [kSignals * ranks] SignalWord, by (signal, source rank)
 //   bell     Doorbell
+//   life     Life
 class SharedWindow {
  public:
   static int64_t bytes(int64_t window_bytes, int ranks) {
     return rounded(window_bytes) + kSignals * ranks * static_cast<int64_t>(sizeof(SignalWord)) +
-           static_cast<int64_t>(sizeof(Doorbell));
+           static_cast<int64_t>(sizeof(Doorbell) + sizeof(Life));
   }
 
   SharedWindow() = default;
@@ -29,10 +30,20 @@ class SharedWindow {
       : window_(base),
         words_(reinterpret_cast<SignalWord*>(base + rounded(window_bytes))),
         bell_(reinterpret_cast<Doorbell*>(words_ + static_cast<ptrdiff_t>(kSignals) * ranks)),
+        life_(reinterpret_cast<Life*>(bell_ + 1)),
         ranks_(ranks) {}
   void start() {
     for (int i = 0; i < kSignals * ranks_; ++i) new (words_ + i) SignalWord;
     new (bell_) Doorbell;
+    new (life_) Life;
+  }
+
+  // The owner's sign of life, for peers of its host: they share its clock.
+  void live() const {
+    life_->stamp.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
+  }
+  TimePoint life() const {
+    return TimePoint(Duration(life_->stamp.load(std::memory_order_relaxed)));
   }
 
   std::byte* window() const { return window_; }
@@ -50,11 +61,16 @@ class SharedWindow {
   }
 
  private:
+  struct alignas(64) Life {
+    std::atomic<Duration::rep> stamp{0};
+  };
+
   static int64_t rounded(int64_t n) { return (n + 63) / 64 * 64; }
 
   std::byte* window_ = nullptr;
   SignalWord* words_ = nullptr;
   Doorbell* bell_ = nullptr;
+  Life* life_ = nullptr;
   int ranks_ = 0;
 };
 

@@ -50,6 +50,10 @@ Loaded load() {
   get("ucp_worker_create", a.worker_create);
   get("ucp_worker_destroy", a.worker_destroy);
   get("ucp_worker_progress", a.worker_progress);
+  get("ucp_worker_arm", a.worker_arm);
+  get("ucp_worker_get_efd", a.worker_get_efd);
+  get("ucp_worker_set_am_recv_handler", a.worker_set_am_recv_handler);
+  get("ucp_am_send_nbx", a.am_send_nbx);
   get("ucp_worker_get_address", a.worker_get_address);
   get("ucp_worker_release_address", a.worker_release_address);
   get("ucp_mem_map", a.mem_map);

@@ -19,6 +19,10 @@ struct UcxApi {
   decltype(&ucp_worker_create) worker_create;
   decltype(&ucp_worker_destroy) worker_destroy;
   decltype(&ucp_worker_progress) worker_progress;
+  decltype(&ucp_worker_arm) worker_arm;
+  decltype(&ucp_worker_get_efd) worker_get_efd;
+  decltype(&ucp_worker_set_am_recv_handler) worker_set_am_recv_handler;
+  decltype(&ucp_am_send_nbx) am_send_nbx;
   decltype(&ucp_worker_get_address) worker_get_address;
   decltype(&ucp_worker_release_address) worker_release_address;
   decltype(&ucp_mem_map) mem_map;
