@@ -155,7 +155,7 @@ Status eval_gsm8k(Gsm8kOptions options, const Launch& launch) {
   ASSIGN_OR_RETURN(const auto tokenizer, text::Tokenizer::load(options.run.model));
   block_signals();
   ASSIGN_OR_RETURN(const auto ranks, Ranks::open(options.run, launch));
-  if (!ranks->is_front()) return serve_rank(*ranks);
+  if (!ranks->is_front()) return serve_rank(*ranks, !launch.child);
 
   Serving serving(*ranks);
   engine::Engine& engine = serving.engine();

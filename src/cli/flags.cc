@@ -13,8 +13,16 @@ void add_run_flags(CLI::App& app, RunOptions& o) {
       ->required();
   app.add_option("--device", o.device, "cpu, cuda (one Hopper GPU) or reference (slow)")
       ->capture_default_str();
-  app.add_option("--ep-size", o.ep_size, "expert-parallel ranks, started on this host")
-      ->capture_default_str();
+  app.add_option("--ep-size", o.ep_size, "expert-parallel ranks, of all nodes")
+      ->default_str("1, or as many as a launcher started")
+      ->check(at_least(1));
+  app.add_option("--nnodes", o.nnodes, "hosts that share the ranks; each is started by hand")
+      ->check(at_least(1));
+  app.add_option("--node-rank", o.node_rank, "which of them this is, from 0")->check(at_least(0));
+  app.add_option("--dist-init-addr", o.dist_init_addr, "HOST:PORT where rank 0 listens");
+  app.add_option("--cluster-key-file", o.cluster_key_file,
+                 "the secret that all hosts share, mode 600");
+  app.add_flag("--insecure", o.insecure, "no key between hosts: whoever reaches the port may join");
   app.add_option("--moe-a2a-backend", o.a2a_backend,
                  "auto, local (ranks are threads) or ucx (ranks are processes)")
       ->capture_default_str();

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <fstream>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "base/log.h"
@@ -90,7 +92,7 @@ Status check(const RunOptions& o) {
                ? Status::ok()
                : Status::usage(fmt::format("{} {}: must be at least {}", flag, value, least));
   };
-  RETURN_IF_ERROR(at_least("--ep-size", o.ep_size, 1));
+  RETURN_IF_ERROR(at_least("--ep-size", o.ep_size, 0));
   RETURN_IF_ERROR(at_least("--threads", o.threads, 0));
   RETURN_IF_ERROR(at_least("--max-running-requests", o.max_running_requests, 1));
   RETURN_IF_ERROR(at_least("--chunked-prefill-size", o.chunked_prefill_size, 1));
@@ -134,6 +136,7 @@ std::string quantization_name(const model::Config& config, const RunOptions& opt
 
 Result<model::Config> resolve(RunOptions& o) {
   RETURN_IF_ERROR(check(o));
+  if (o.ep_size == 0) o.ep_size = 1;
   ASSIGN_OR_RETURN(model::Config config, model::load_config(o.model));
   RETURN_IF_ERROR(parse_mode(o.deepep_mode).status());
   ASSIGN_OR_RETURN(const Device device, choose_device(o.device));
@@ -180,13 +183,64 @@ model::Formats formats_of(const model::Config& config, const RunOptions& options
   return {};
 }
 
+namespace {
+
+// Where the ranks run; also what that decides about the flags.
+Result<exchange::LaunchPlan> plan_ranks(RunOptions& o) {
+  ASSIGN_OR_RETURN(const exchange::LaunchPlan plan,
+                   exchange::plan_launch({.ep_size = o.ep_size,
+                                          .dist_init_addr = o.dist_init_addr,
+                                          .nnodes = o.nnodes,
+                                          .node_rank = o.node_rank},
+                                         exchange::process_environment()));
+  o.ep_size = plan.size;
+  if (!plan.meets()) return plan;
+  if (o.a2a_backend == "local") {
+    return Status::usage(
+        "--moe-a2a-backend local is for ranks that are threads of one process: leave it out where "
+        "a launcher or --nnodes starts several");
+  }
+  if (o.a2a_backend == "auto" || o.a2a_backend == "deepep") o.a2a_backend = "ucx";
+  return plan;
+}
+
+std::string fingerprint(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  uint64_t hash = 14695981039346656037U;  // FNV-1a
+  for (char c = 0; file.get(c);) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211U;
+  return fmt::format("{:016x}", hash);
+}
+
+// What all ranks must have in common for a step to make sense, in words for a sentence.
+std::vector<std::string> settings_of(const RunOptions& o) {
+  return {"a model whose config.json has fingerprint " + fingerprint(o.model + "/config.json"),
+          "--device " + o.device,
+          "--quantization " + (o.quantization.empty() ? "(none)" : o.quantization),
+          "--dense " + (o.dense.empty() ? "(none)" : o.dense),
+          "--deepep-mode " + o.deepep_mode,
+          fmt::format("--max-running-requests {}", o.max_running_requests),
+          fmt::format("--chunked-prefill-size {}", o.chunked_prefill_size),
+          fmt::format("--max-dispatch-tokens {}", o.max_dispatch_tokens),
+          fmt::format("--context-length {}", o.context_length),
+          fmt::format("--decode-segment {}", o.decode_segment),
+          "--on-rank-loss " + o.on_rank_loss};
+}
+
+}  // namespace
+
 Result<std::unique_ptr<Ranks>> Ranks::open(RunOptions options, const Launch& launch) {
   auto ranks = std::make_unique<Ranks>();
   ranks->options_ = std::move(options);
+  const int threads = ranks->options_.threads;
+  ASSIGN_OR_RETURN(const exchange::LaunchPlan plan, plan_ranks(ranks->options_));
   ASSIGN_OR_RETURN(ranks->config_, resolve(ranks->options_));
   ranks->ranks_.resize(ranks->options_.a2a_backend == "ucx" ? 1
                                                             : static_cast<size_t>(ranks->size()));
-  RETURN_IF_ERROR(ranks->connect(launch));
+  RETURN_IF_ERROR(ranks->connect(plan, launch));
+  RETURN_IF_ERROR(ranks->share_cpus());
+  if (threads == 0) {
+    ranks->options_.threads = std::max(1, available_cpus() / ranks->cpu_sharers_);
+  }
   RETURN_IF_ERROR(ranks->load());
   RETURN_IF_ERROR(ranks->build());
   return ranks;
@@ -194,31 +248,51 @@ Result<std::unique_ptr<Ranks>> Ranks::open(RunOptions options, const Launch& lau
 
 Ranks::~Ranks() = default;
 
-Status Ranks::connect(const Launch& launch) {
+Status Ranks::connect(const exchange::LaunchPlan& plan, const Launch& launch) {
   if (options_.a2a_backend == "local") return Status::ok();
 #if SORTIE_HAS_UCX
-  const Duration timeout = seconds(options_.dist_timeout);
-  if (launch.child) {
-    first_rank_ = launch.child->rank;
-    ASSIGN_OR_RETURN(processes_, exchange::ProcessGroup::join(*launch.child, timeout));
-  } else {
-    ASSIGN_OR_RETURN(processes_, exchange::ProcessGroup::start(launch.argc, launch.argv,
-                                                               options_.ep_size, timeout));
-  }
+  ASSIGN_OR_RETURN(processes_,
+                   exchange::ProcessGroup::open(plan, launch.child, launch.argc, launch.argv,
+                                                {.dist_timeout = seconds(options_.dist_timeout),
+                                                 .cluster_key_file = options_.cluster_key_file,
+                                                 .insecure = options_.insecure,
+                                                 .settings = settings_of(options_)}));
+  first_rank_ = processes_->rank();
+  // The exchange's own deadline speaks first; then nothing waits for the silent any more.
+  processes_->control().give_up_after(seconds(options_.exchange_timeout + 2));
   return Status::ok();
 #else
+  (void)plan;
   (void)launch;
   return Status::usage("--moe-a2a-backend ucx is not in this build (SORTIE_UCX=OFF): take local");
 #endif
 }
 
+// A launcher may have given each rank CPUs of its own, or all of a host the same: who may use the
+// same CPUs shares them.
+Status Ranks::share_cpus() {
+  cpu_sharers_ = size();
+  if (!processes_) return Status::ok();
+  std::string mine;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), mine);
+  for (const int cpu : allowed_cpus()) mine += fmt::format(" {}", cpu);
+  ASSIGN_OR_RETURN(const auto all,
+                   processes_->control().all_gather(std::as_bytes(std::span<const char>(mine)),
+                                                    seconds(options_.dist_timeout)));
+  const exchange::Bytes& own = all[static_cast<size_t>(first_rank_)];
+  cpu_sharers_ = static_cast<int>(std::count(all.begin(), all.end(), own));
+  cpu_share_ = static_cast<int>(std::count(all.begin(), all.begin() + first_rank_, own));
+  return Status::ok();
+}
+
 Result<std::vector<std::shared_ptr<exchange::Transport>>> Ranks::transports(int64_t window_bytes) {
 #if SORTIE_HAS_UCX
   if (processes_) {
-    ASSIGN_OR_RETURN(auto transport, exchange::make_ucx_transport(
-                                         processes_->shared_control(),
-                                         {.window_bytes = window_bytes,
-                                          .dist_timeout = seconds(options_.dist_timeout)}));
+    ASSIGN_OR_RETURN(auto transport,
+                     exchange::make_ucx_transport(processes_->shared_control(),
+                                                  {.window_bytes = window_bytes,
+                                                   .dist_timeout = seconds(options_.dist_timeout),
+                                                   .network_address = processes_->address()}));
     for (int peer = 0; peer < transport->size(); ++peer) {
       if (peer != transport->rank()) {
         spdlog::info("rank {} to rank {}: {}", transport->rank(), peer, transport->lane(peer));
@@ -265,7 +339,7 @@ Status Ranks::build() {
       .mode = mode,
       .exchange_timeout = seconds(o.exchange_timeout),
       .step_timeout = seconds(o.step_timeout),
-      .spin = o.threads * o.ep_size <= available_cpus()};
+      .spin = o.threads * cpu_sharers_ <= available_cpus()};
   RETURN_IF_ERROR(exchange::check_options(exchange_options, o.ep_size));
   ASSIGN_OR_RETURN(const auto group, transports(exchange_options.window_bytes(o.ep_size)));
   const model::ModelOptions model_options{
@@ -275,13 +349,13 @@ Status Ranks::build() {
       .context_length = o.context_length,
       .mtp = o.mtp};
   const std::vector<int> cpus = allowed_cpus();
-  const bool pin = o.threads * o.ep_size <= available_cpus() && o.ep_size > 1;
+  const bool pin = o.threads * cpu_sharers_ <= available_cpus() && cpu_sharers_ > 1;
   for (size_t i = 0; i < ranks_.size(); ++i) {
     Rank& rank = ranks_[i];
     rank.index = first_rank_ + static_cast<int>(i);
     std::vector<int> own;  // this rank's share of the CPUs
     if (pin) {
-      const auto first = cpus.begin() + int64_t{rank.index} * o.threads;
+      const auto first = cpus.begin() + (cpu_share_ + static_cast<int64_t>(i)) * o.threads;
       own.assign(first, first + o.threads);
     }
     rank.threads = std::make_unique<ThreadPool>(o.threads, own);

@@ -20,7 +20,12 @@ namespace sortie::cli {
 struct RunOptions {
   std::string model;           // MODEL or --model-path
   std::string device = "cpu";  // cpu | cuda | reference
-  int ep_size = 1;
+  int ep_size = 0;             // of all nodes; 0 = 1, or as many as a launcher started
+  std::string dist_init_addr;  // HOST:PORT where rank 0 listens
+  int nnodes = 0;              // 0 = 1, or what a launcher says
+  int node_rank = -1;          // -1 = 0, or what a launcher says
+  std::string cluster_key_file;
+  bool insecure = false;             // no key between hosts
   std::string a2a_backend = "auto";  // auto | local | ucx (deepep = auto)
   std::string deepep_mode = "auto";  // auto | low_latency | normal
   std::string quantization;          // empty, or bf16 | fp8_block (fp8) | w4afp8 | w8a8_int8
@@ -90,7 +95,8 @@ class Ranks {
   Status on_each(const std::function<Status(Rank&)>& fn);
 
  private:
-  Status connect(const Launch& launch);
+  Status connect(const exchange::LaunchPlan& plan, const Launch& launch);
+  Status share_cpus();
   Result<std::vector<std::shared_ptr<exchange::Transport>>> transports(int64_t window_bytes);
   Status load();
   Status build();
@@ -102,6 +108,9 @@ class Ranks {
   model::Config config_;
   int64_t weight_bytes_ = 0;
   int first_rank_ = 0;  // of this process
+  // Ranks that use the same CPUs, and this process's first among them.
+  int cpu_sharers_ = 1;
+  int cpu_share_ = 0;
   // Outlives the ranks, whose transports use it.
   std::unique_ptr<exchange::ProcessGroup> processes_;
   std::vector<std::shared_ptr<const model::Weights>> weights_;

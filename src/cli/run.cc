@@ -186,7 +186,7 @@ Status run_command(GenerateOptions options, const Launch& launch) {
   if (options.sampling.top_logprobs > 0) options.sampling.logprobs = true;
   block_signals();
   ASSIGN_OR_RETURN(const auto ranks, Ranks::open(options.run, launch));
-  if (!ranks->is_front()) return serve_rank(*ranks);
+  if (!ranks->is_front()) return serve_rank(*ranks, !launch.child);
   if (!options.run.quiet) {
     for (const auto& [name, text] : ranks->plan())
       std::cerr << fmt::format("{:<9} {}\n", name, text);

@@ -1,9 +1,12 @@
 #include "cli/serving.h"
 
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "cli/signals.h"
 
 namespace sortie::cli {
 
@@ -73,7 +76,7 @@ Status Serving::finish() {
   return status;
 }
 
-Status serve_rank(Ranks& ranks) {
+Status serve_rank(Ranks& ranks, bool watch_signals) {
   exchange::Control& control = ranks.processes()->control();
   engine::RemoteRank rank(
       *ranks.local()[0].model, engine_options(ranks.options()),
@@ -85,7 +88,12 @@ Status serve_rank(Ranks& ranks) {
   control.on_death([&rank](int dead) {
     if (dead == 0) rank.on_closed();
   });
+  // A rank that a user or a launcher started hears signals itself; the others hear of them from
+  // rank 0, to whom the terminal belongs.
+  std::unique_ptr<SignalWatch> signals;
+  if (watch_signals) signals = std::make_unique<SignalWatch>([&rank] { rank.on_closed(); });
   Status status = rank.join();
+  if (signals && signals->caught() != 0) status = Status::cancelled("stopped by a signal");
   control.on_frame(nullptr);
   control.on_death(nullptr);
   return status;

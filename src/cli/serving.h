@@ -31,7 +31,8 @@ class Serving {
   std::vector<engine::RankStats> stats_;
 };
 
-// A rank whose front is in another process: serves until the front stops it.
-Status serve_rank(Ranks& ranks);
+// A rank whose front is in another process: serves until the front stops it, or a signal that it
+// watches for.
+Status serve_rank(Ranks& ranks, bool watch_signals);
 
 }  // namespace sortie::cli

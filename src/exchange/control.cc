@@ -17,6 +17,7 @@ namespace sortie::exchange {
 namespace {
 
 constexpr auto kBeatEvery = std::chrono::milliseconds(50);
+constexpr auto kStopped = std::chrono::seconds(1);  // between two beats: this process was stopped
 constexpr auto kFarewell = std::chrono::seconds(2);
 constexpr size_t kMostQueued = size_t{4} * Control::kMaxFrame;
 
@@ -189,6 +190,7 @@ void Control::loop() {
   while (!idle_or_late(stop_by)) {
     if (Clock::now() >= next_beat) {
       beat();
+      bury_silent();
       next_beat = Clock::now() + kBeatEvery;
     }
     fds.assign(1, {.fd = bell_.get(), .events = POLLIN, .revents = 0});
@@ -247,6 +249,19 @@ void Control::beat() {
   }
   const std::scoped_lock lock(handler_mutex_);
   if (beat_handler_) beat_handler_();
+}
+
+// A process that was itself stopped finds old stamps when it goes on: the time before does not
+// count.
+void Control::bury_silent() {
+  const TimePoint now = Clock::now();
+  if (now - last_beat_ > kStopped) awake_since_ = now;
+  last_beat_ = now;
+  const Duration most = most_silence_;
+  for (int peer = 0; peer < size_; ++peer) {
+    const TimePoint heard = std::max(state(peer).life.load(), awake_since_);
+    if (link(peer).fd.open() && now - heard > most) bury(peer);
+  }
 }
 
 void Control::write_to(int peer) {

@@ -73,6 +73,10 @@ class Control {
   // Called on the control thread at every heartbeat of this rank, for signs of life on other ways.
   void on_beat(std::function<void()> handler);
 
+  // Counts a rank that is linked to this one and silent for that long as dead, so that nothing
+  // waits for it any more. For longer than the exchange's own deadline, whose sentence says more.
+  void give_up_after(Duration silence) { most_silence_ = silence; }
+
   // Every rank's blob, by rank. Collective, at start-up; the error names the ranks that never came.
   Result<std::vector<Bytes>> all_gather(std::span<const std::byte> mine, Duration dist_timeout);
 
@@ -105,6 +109,7 @@ class Control {
   void queue(int to, uint32_t type, std::span<const std::byte> payload);
   void ring();
   void beat();
+  void bury_silent();
   void read_from(int peer);
   void write_to(int peer);
   void parse(int peer);
@@ -118,7 +123,10 @@ class Control {
   std::vector<State> states_;
   std::vector<Link> links_;  // by rank; `in` and `fd` are the thread's, `out` is under mutex_
   Bytes buffer_;             // the thread's, for what a socket has
-  UniqueFd bell_;            // eventfd: there is something to send, deliver, or stop for
+  std::atomic<Duration> most_silence_{Duration::max()};
+  TimePoint last_beat_ = Clock::now();  // the thread's, as the next
+  TimePoint awake_since_ = Clock::now();
+  UniqueFd bell_;  // eventfd: there is something to send, deliver, or stop for
 
   std::mutex mutex_;
   std::condition_variable changed_;
