@@ -44,7 +44,8 @@ TemporaryFolder::TemporaryFolder() {
 TemporaryFolder::~TemporaryFolder() { fs::remove_all(path_); }
 
 SortieProcess::SortieProcess(const std::vector<std::string>& arguments,
-                             const std::vector<std::string>& environment) {
+                             const std::vector<std::string>& environment,
+                             const std::function<bool()>& enter) {
   std::string name = fs::temp_directory_path() / "sortie_test_XXXXXX";
   CHECK(mkdtemp(name.data()) != nullptr, "no temporary folder");
   folder_ = name;
@@ -59,6 +60,7 @@ SortieProcess::SortieProcess(const std::vector<std::string>& arguments,
   pid_ = fork();
   CHECK(pid_ >= 0, "fork");
   if (pid_ != 0) return;
+  if (enter && !enter()) _exit(126);
   for (const std::string& e : environment) putenv(const_cast<char*>(e.c_str()));
   const int in_fd = open("/dev/null", O_RDONLY);
   const int out_fd = open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);

@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -19,8 +20,10 @@ struct Finished {
 // A running `sortie` with its output in temporary files.
 class SortieProcess {
  public:
+  // `enter` is called in the new process before it becomes `sortie`; false ends it.
   explicit SortieProcess(const std::vector<std::string>& arguments,
-                         const std::vector<std::string>& environment = {});
+                         const std::vector<std::string>& environment = {},
+                         const std::function<bool()>& enter = nullptr);
   ~SortieProcess();
   SortieProcess(const SortieProcess&) = delete;
   SortieProcess& operator=(const SortieProcess&) = delete;
