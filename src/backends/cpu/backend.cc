@@ -39,6 +39,17 @@ constexpr ops::Backend make_backend(std::string_view name) {
 
 }  // namespace
 
+#if SORTIE_HAS_AMX
+// Here, since a table that is filled at start-up is filled on every processor.
+const Kernels kAmxKernels = [] {
+  Kernels k = kAvx512Kernels;
+  k.prepared_bytes = amx_prepared_bytes;
+  k.prepare = amx_prepare;
+  k.gemm = amx_gemm;
+  return k;
+}();
+#endif
+
 const ops::Backend& backend(Isa isa) {
   static constexpr ops::Backend kGeneric = make_backend<kGenericKernels>("cpu-generic");
 #if defined(__x86_64__)

@@ -84,6 +84,11 @@ extern const Kernels kGenericKernels;
 extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512bwKernels;
 extern const Kernels kAvx512Kernels;
+// kAvx512Kernels with the three of amx.cc, where the compiler knows tiles (SORTIE_HAS_AMX).
+extern const Kernels kAmxKernels;
+int64_t amx_prepared_bytes(quant::Format format, int64_t k);
+int32_t amx_prepare(quant::Format format, const std::byte* codes, int64_t k, std::byte* out);
+void amx_gemm(const Panel& panel);
 #endif
 
 }  // namespace sortie::cpu
