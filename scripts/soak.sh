@@ -2,5 +2,11 @@
 # make soak: long runs of what CI takes a short cut of. SECONDS_EACH sets a fuzz target's time.
 source "$(dirname "$0")/phases.sh"
 begin soak
+# shellcheck disable=SC2086
+install $base_packages $test_packages
+phase "configure" cmake --preset release -DSORTIE_TESTS=ON
+phase "build" cmake --build --preset release --target cli_test
+phase "two hosts: loss, delay, a cut of 30 s" \
+  env SORTIE_SOAK=1 build/release/src/cli/cli_test --gtest_filter='Hosts.*'
 bash scripts/fuzz.sh "${SECONDS_EACH:-3600}" || exit 1
 verdict "passed"
