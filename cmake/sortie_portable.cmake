@@ -1,7 +1,6 @@
 # SORTIE_PORTABLE: the rooms that need no foreign library's binary, for processors that Debian's
 # cross compilers know but have no libraries for here. fmt, spdlog and nlohmann-json are used as
 # headers, which are the same for all processors; GoogleTest is built from Debian's sources.
-set(SORTIE_UCX OFF)
 find_package(Threads REQUIRED)
 
 # A folder of their own: all of /usr/include would hide the other processor's C headers.
