@@ -8,6 +8,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "backends/cpu/isa.h"
 #include "base/clock.h"
 #include "cli/shapes.h"
 #include "model/random_checkpoint.h"
@@ -44,7 +45,10 @@ Result<Report> load_apart(const std::string& folder) {
     Report report;
     const TimePoint start = Clock::now();
     if (const auto config = model::load_config(folder); config.is_ok()) {
-      report.ok = model::load_weights(folder, *config, {.quiet = true}).is_ok();
+      const auto isa = cpu::choose_isa();
+      const model::LoadOptions options{.pack_for = isa.is_ok() ? &cpu::backend(*isa) : nullptr,
+                                       .quiet = true};
+      report.ok = model::load_weights(folder, *config, options).is_ok();
     }
     report.seconds = to_seconds(Clock::now() - start);
     report.peak_bytes = peak_resident_bytes();

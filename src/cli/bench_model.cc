@@ -60,8 +60,8 @@ class Bench {
     auto group = exchange::make_local_group(o.ep_size, exchange_options.window_bytes(o.ep_size));
     const auto pages = static_cast<int32_t>(Sequence::pages(context_, kPage)) * batch;
     for (int r = 0; r < o.ep_size; ++r) {
-      ASSIGN_OR_RETURN(auto weights,
-                       model::random_weights(config_, form_.dialect, r, o.ep_size, 1));
+      ASSIGN_OR_RETURN(auto weights, model::random_weights(config_, form_.dialect, r, o.ep_size, 1,
+                                                           &cpu::backend(isa)));
       BenchRank& rank = ranks_.emplace_back();
       rank.threads = std::make_unique<ThreadPool>(threads_);
       rank.exchange = exchange::make_exchange(group[static_cast<size_t>(r)], exchange_options);

@@ -36,7 +36,17 @@ struct Case {
   int64_t n;
   int64_t k;
 
-  int64_t code_bytes() const { return quant::code_bytes(format, n, k); }
+  // As the model would hold it, in the layout that the backend packs.
+  quant::Matrix matrix(const ops::Backend& backend) const {
+    quant::Matrix m{.format = format, .n = n, .k = k};
+    if (backend.pack != nullptr && backend.packed_bytes(m) > 0) m.layout = quant::Layout::kTiles;
+    return m;
+  }
+  int64_t code_bytes(const ops::Backend& backend) const {
+    const int64_t packed =
+        backend.pack == nullptr ? 0 : backend.packed_bytes({.format = format, .n = n, .k = k});
+    return packed > 0 ? packed : quant::code_bytes(format, n, k);
+  }
 };
 
 // The two GEMMs of an expert whose width follows DeepSeek's: 2048 of 7168, 1408 of 2048.
@@ -57,6 +67,7 @@ class Bench {
   Bench(const BenchOpOptions& options, cpu::Isa isa, int threads)
       : options_(options),
         isa_(isa),
+        backend_(cpu::backend(isa)),
         pool_(threads, threads <= available_cpus() ? allowed_cpus() : std::vector<int>{}),
         memory_(static_cast<size_t>(options.pool_mb) << 20) {
     pool_.pin_caller();
@@ -75,6 +86,7 @@ class Bench {
 
   const BenchOpOptions& options_;
   const cpu::Isa isa_;
+  const ops::Backend& backend_;
   ThreadPool pool_;
   Arena arena_;
   // Weights are cut from it, one call's after the other's, so that none is found in a cache.
@@ -129,18 +141,17 @@ void Bench::make_operands(const Case& c) {
 
 // Seconds of one grouped GEMM over the weights that start at `codes`.
 double Bench::call(const Case& c, const std::byte* codes) {
+  const int64_t code_bytes = c.code_bytes(backend_);
   std::vector<quant::Matrix> w;
   w.reserve(static_cast<size_t>(options_.experts * c.parts));
   for (int i = 0; i < options_.experts * c.parts; ++i) {
-    w.push_back({.format = c.format,
-                 .n = c.n,
-                 .k = c.k,
-                 .codes = codes + i * c.code_bytes(),
-                 .scales = scales_.data()});
+    quant::Matrix& m = w.emplace_back(c.matrix(backend_));
+    m.codes = codes + i * code_bytes;
+    m.scales = scales_.data();
   }
   arena_.reset();
   const TimePoint start = Clock::now();
-  cpu::backend(isa_).grouped_gemm(
+  backend_.grouped_gemm(
       {rows_, nullptr, offsets_.data(), options_.experts, w.data(), c.parts, out_.data()},
       {pool_, arena_});
   return to_seconds(Clock::now() - start);
@@ -148,7 +159,7 @@ double Bench::call(const Case& c, const std::byte* codes) {
 
 nlohmann::json Bench::run(const Case& c) {
   make_operands(c);
-  const int64_t bytes = c.code_bytes() * c.parts * options_.experts;
+  const int64_t bytes = c.code_bytes(backend_) * c.parts * options_.experts;
   const auto size = static_cast<int64_t>(memory_.size());
   std::vector<double> times;
   std::vector<double> reads;
@@ -227,7 +238,8 @@ Status bench_op(const BenchOpOptions& options) {
         for (const int gemm : {1, 2}) {
           const Case c = make_case(format, hidden, gemm, rows);
           cases.push_back(c);
-          o.pool_mb = std::max(o.pool_mb, (c.code_bytes() * c.parts * o.experts >> 20) + 1);
+          o.pool_mb = std::max(o.pool_mb,
+                               (c.code_bytes(cpu::backend(isa)) * c.parts * o.experts >> 20) + 1);
         }
       }
     }

@@ -12,7 +12,7 @@ enum class LinearKind : uint8_t {
   kExpert,  // gate, up and down of routed experts
   kDense,   // attention, dense MLPs, shared experts
   kEhProj,  // an MTP layer's eh_proj: keeps its form, as in the official fp8 checkpoints
-  kKvB,     // kv_b_proj: absorbed, hence dequantised at load
+  kKvB,     // kv_b_proj: absorbed: used as code * scale, never packed
   kPlain,   // router, embeddings, heads: never quantised
 };
 

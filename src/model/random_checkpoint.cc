@@ -92,11 +92,12 @@ float scale_of(Format format, int64_t k) {
 class InMemory : public WeightVisitor {
  public:
   InMemory(Dialect dialect, uint64_t seed, int first_expert, int last_expert,
-           std::deque<AlignedBuffer>& owned)
+           const ops::Backend* pack_for, std::deque<AlignedBuffer>& owned)
       : dialect_(dialect),
         seed_(seed),
         first_expert_(first_expert),
         last_expert_(last_expert),
+        pack_for_(pack_for),
         owned_(owned) {}
 
   void matrix(const MatrixSpec& spec, Matrix& out) override {
@@ -120,7 +121,7 @@ class InMemory : public WeightVisitor {
       std::fill(scales, scales + scale_bytes / 4, scale);
       out.scales = scales;
     }
-    if (spec.kind == LinearKind::kKvB && out.format != Format::kBf16) dequantise(out);
+    if (spec.kind != LinearKind::kKvB) pack(out);
   }
 
   void vector(const std::string& /*name*/, int64_t n, VectorKind kind, const float*& out) override {
@@ -135,19 +136,26 @@ class InMemory : public WeightVisitor {
   std::byte* allocate(int64_t bytes) {
     return owned_.emplace_back(static_cast<size_t>(bytes)).data();
   }
-  void dequantise(Matrix& m) {
-    auto* floats = reinterpret_cast<float*>(allocate(m.n * m.k * 4));
-    for (int64_t i = 0; i < m.n; ++i) quant::dequantise_row(m, i, floats + i * m.k);
-    m = Matrix{.format = Format::kF32,
-               .n = m.n,
-               .k = m.k,
-               .codes = reinterpret_cast<const std::byte*>(floats)};
+  void pack(Matrix& m) {
+    const bool packs = pack_for_ != nullptr && pack_for_->pack != nullptr;
+    const int64_t bytes = packs ? pack_for_->packed_bytes(m) : 0;
+    if (bytes == 0) return;
+    AlignedBuffer packed(static_cast<size_t>(bytes));
+    pack_for_->pack(m, packed.data());
+    m.codes = packed.data();
+    owned_[owned_.size() - 2] = std::move(packed);  // the codes; then came the scales
+    if (m.format == Format::kW4Afp8) {              // which are in the tiles
+      owned_.pop_back();
+      m.scales = nullptr;
+    }
+    m.layout = quant::Layout::kTiles;
   }
 
   const Dialect dialect_;
   const uint64_t seed_;
   const int first_expert_;
   const int last_expert_;
+  const ops::Backend* const pack_for_;
   std::deque<AlignedBuffer>& owned_;
 };
 
@@ -312,7 +320,8 @@ std::string config_json(const Config& c, Dialect dialect) {
 }
 
 Result<std::shared_ptr<const Weights>> random_weights(const Config& config, Dialect dialect,
-                                                      int rank, int ranks, uint64_t seed) {
+                                                      int rank, int ranks, uint64_t seed,
+                                                      const ops::Backend* pack_for) {
   CHECK(ranks >= 1 && rank >= 0 && rank < ranks);
   if (config.n_routed_experts % ranks != 0) {
     return Status::usage(fmt::format("{} ranks do not divide the model's {} experts.", ranks,
@@ -323,7 +332,7 @@ Result<std::shared_ptr<const Weights>> random_weights(const Config& config, Dial
     Weights all;
     all.owned = std::make_shared<std::deque<AlignedBuffer>>();
     std::vector<ExpertTable> tables;
-    InMemory visitor(dialect, seed, rank * share, (rank + 1) * share, *all.owned);
+    InMemory visitor(dialect, seed, rank * share, (rank + 1) * share, pack_for, *all.owned);
     walk_weights(config, config.num_nextn_predict_layers, all, tables, visitor);
     share_embeddings(config, all);
     return std::make_shared<const Weights>(weights_of_rank(all, tables, rank, ranks));

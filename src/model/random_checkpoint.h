@@ -13,9 +13,10 @@ namespace sortie::model {
 // real checkpoint, the answers mean nothing. The same seed gives the same weights in memory and on
 // disk. kW4Afp8 has fp8_block for the linears that are not routed experts, and dynamic activations.
 
-// One rank's weights in memory.
+// One rank's weights in memory, packed for a backend as LoadOptions::pack_for says.
 Result<std::shared_ptr<const Weights>> random_weights(const Config& config, Dialect dialect,
-                                                      int rank, int ranks, uint64_t seed);
+                                                      int rank, int ranks, uint64_t seed,
+                                                      const ops::Backend* pack_for = nullptr);
 
 // config.json, model.safetensors and what else marks the dialect, into an existing folder.
 Status write_random_checkpoint(const std::string& folder, const Config& config, Dialect dialect,

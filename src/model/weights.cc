@@ -56,6 +56,7 @@ Status reconcile(const std::string& folder, const Config& config, const LoadOpti
   const Dialect asked = dialect_of(options.quantization);
   out.dialect = config.dialect;
   out.ue8m0 = config.ue8m0_scales;
+  out.pack_for = options.pack_for;
   if (options.quantization == Quantization::kNone || asked == config.dialect) return Status::ok();
   if (config.dialect != Dialect::kBf16) {
     return Status::usage(

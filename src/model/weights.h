@@ -42,7 +42,7 @@ struct LayerWeights {
   ops::NormWeight q_a_norm;
   LinearWeights kv_a;  // kv_a_proj_with_mqa
   ops::NormWeight kv_a_norm;
-  quant::Matrix kv_b;  // kBf16 or kF32, dequantised at load
+  quant::Matrix kv_b;  // in rows; quantised codes are dequantised where they are used
   LinearWeights o;
   bool is_moe = false;
   MlpWeights mlp;  // !is_moe
@@ -77,6 +77,8 @@ struct LoadOptions {
   // Static activation scales by (layer, GEMM) from a calibration, empty = dynamic: scale[layer][0]
   // for GEMM 1, [1] for GEMM 2; layers without experts hold zeros.
   std::vector<std::array<float, 2>> activation_scales;
+  // Packs linears and experts into this backend's own layout (ops::Backend::pack); null = rows.
+  const ops::Backend* pack_for = nullptr;
   int ranks = 1;       // experts are split contiguously
   bool quiet = false;  // no progress bar
 };

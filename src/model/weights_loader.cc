@@ -117,8 +117,8 @@ void WeightsLoader::matrix(const MatrixSpec& spec, Matrix& out) {
   if (format == Format::kBf16) {
     format = quantised_format(options_.quantization, options_.dense_fp8_block, spec.kind);
   }
-  const bool dequantise = spec.kind == LinearKind::kKvB && format != Format::kBf16;
-  out.format = dequantise ? Format::kF32 : format;
+  const bool pack = spec.kind != LinearKind::kKvB;  // attention reads its rows
+  out.format = format;
   out.n = spec.n;
   out.k = spec.k;
   out.ue8m0_activations = options_.ue8m0 && out.format == Format::kFp8Block;
@@ -126,12 +126,10 @@ void WeightsLoader::matrix(const MatrixSpec& spec, Matrix& out) {
   const int64_t bytes =
       stored.weight->bytes() + (stored.scale == nullptr ? 0 : stored.scale->bytes());
   jobs_.push_back({stored.weight->data, bytes, [=, this, &out] {
-                     if (dequantise) {
-                       read_dequantised(stored, stored.format == Format::kBf16, out);
-                     } else if (format != stored.format) {
-                       read_quantised(stored, format, out);
+                     if (format != stored.format) {
+                       read_quantised(stored, format, pack, out);
                      } else {
-                       read_kept(stored, out);
+                       read_kept(stored, pack, out);
                      }
                      return Status::ok();
                    }});
@@ -157,53 +155,52 @@ WeightsLoader::Source WeightsLoader::open_source(const Stored& stored) const {
   return s;
 }
 
-void WeightsLoader::read_kept(const Stored& stored, Matrix& out) {
+// Puts the codes into the backend's layout, if it has one for them. Its tiles hold the scales of
+// kW4Afp8 too.
+bool WeightsLoader::pack(Matrix m, Matrix& out) {
+  if (options_.pack_for == nullptr || options_.pack_for->pack == nullptr) return false;
+  const int64_t bytes = options_.pack_for->packed_bytes(m);
+  if (bytes == 0) return false;
+  AlignedBuffer packed(static_cast<size_t>(bytes));
+  options_.pack_for->pack(m, packed.data());
+  out.codes = keep(std::move(packed));
+  out.layout = quant::Layout::kTiles;
+  return true;
+}
+
+void WeightsLoader::read_kept(const Stored& stored, bool may_pack, Matrix& out) {
   Source s = open_source(stored);
-  if (s.codes.size() > 0) {
+  const bool packed = may_pack && pack(s.m, out);
+  if (s.codes.size() > 0 || packed) {
     checkpoint_.drop_pages(*stored.weight);
-    keep(std::move(s.codes));
+    if (!packed) keep(std::move(s.codes));
   } else {
     touch(*stored.weight);
   }
-  if (s.scales.size() > 0) {
+  const bool scales_packed = packed && stored.format == Format::kW4Afp8;
+  if (s.scales.size() > 0 || scales_packed) {
     checkpoint_.drop_pages(*stored.scale);
-    keep(std::move(s.scales));
+    if (!scales_packed) keep(std::move(s.scales));
   }
-  out.codes = s.m.codes;
-  out.scales = s.m.scales;
+  if (!packed) out.codes = s.m.codes;
+  out.scales = scales_packed ? nullptr : s.m.scales;
 }
 
-void WeightsLoader::read_quantised(const Stored& stored, Format format, Matrix& out) {
+void WeightsLoader::read_quantised(const Stored& stored, Format format, bool may_pack,
+                                   Matrix& out) {
   const Source s = open_source(stored);
   AlignedBuffer codes(static_cast<size_t>(quant::code_bytes(format, stored.n, stored.k)));
   AlignedBuffer scales(static_cast<size_t>(quant::scale_bytes(format, stored.n, stored.k)));
   quant::quantise_rows(s.m, 0, stored.n, format, codes.data(), scales.data());
   checkpoint_.drop_pages(*stored.weight);
-  out.codes = keep(std::move(codes));
-  out.scales = keep(std::move(scales));
-}
-
-// To fp32, code * scale; a bf16 matrix can be sent through fp8_block first, as if it had been
-// stored like that.
-void WeightsLoader::read_dequantised(const Stored& stored, bool through_fp8, Matrix& out) {
-  Source s = open_source(stored);
-  if (through_fp8) {
-    AlignedBuffer codes(
-        static_cast<size_t>(quant::code_bytes(Format::kFp8Block, stored.n, stored.k)));
-    AlignedBuffer scales(
-        static_cast<size_t>(quant::scale_bytes(Format::kFp8Block, stored.n, stored.k)));
-    quant::quantise_rows(s.m, 0, stored.n, Format::kFp8Block, codes.data(), scales.data());
-    s.m = Matrix{.format = Format::kFp8Block, .n = stored.n, .k = stored.k};
-    s.codes = std::move(codes);
-    s.scales = std::move(scales);
-    s.m.codes = s.codes.data();
-    s.m.scales = s.scales.data();
-  }
-  AlignedBuffer floats(static_cast<size_t>(stored.n * stored.k) * 4);
-  auto* to = reinterpret_cast<float*>(floats.data());
-  for (int64_t i = 0; i < stored.n; ++i) quant::dequantise_row(s.m, i, to + i * stored.k);
-  checkpoint_.drop_pages(*stored.weight);
-  out.codes = keep(std::move(floats));
+  const Matrix m{.format = format,
+                 .n = stored.n,
+                 .k = stored.k,
+                 .codes = codes.data(),
+                 .scales = scales.data()};
+  const bool packed = may_pack && pack(m, out);
+  if (!packed) out.codes = keep(std::move(codes));
+  if (!packed || format != Format::kW4Afp8) out.scales = keep(std::move(scales));
 }
 
 void WeightsLoader::vector(const std::string& name, int64_t n, VectorKind /*kind*/,

@@ -22,6 +22,7 @@ class WeightsLoader : public WeightVisitor {
     Quantization quantization = Quantization::kNone;  // of a bf16 checkpoint
     bool dense_fp8_block = false;
     bool ue8m0 = false;
+    const ops::Backend* pack_for = nullptr;  // LoadOptions::pack_for
     std::vector<std::array<float, 2>> activation_scales;
     int first_expert = 0;  // of those wanted
     int last_expert = 0;   // one past them
@@ -63,9 +64,10 @@ class WeightsLoader : public WeightVisitor {
   };
 
   Stored find_stored(const MatrixSpec& spec);
-  void read_kept(const Stored& stored, quant::Matrix& out);
-  void read_quantised(const Stored& stored, quant::Format format, quant::Matrix& out);
-  void read_dequantised(const Stored& stored, bool through_fp8, quant::Matrix& out);
+  bool pack(quant::Matrix m, quant::Matrix& out);
+  void read_kept(const Stored& stored, bool may_pack, quant::Matrix& out);
+  void read_quantised(const Stored& stored, quant::Format format, bool may_pack,
+                      quant::Matrix& out);
   Source open_source(const Stored& stored) const;
   void add_activation_scales(const std::string& prefix, int layer, ExpertTable& table);
   Status read_activation_scales(const std::vector<const Tensor*>& scales, const std::string& prefix,

@@ -197,29 +197,34 @@ TEST(LoadWeights, AllCheckpointsOfTheTestData) {
   EXPECT_NE(mini->final_norm.weight, nullptr);
 }
 
-TEST(LoadWeights, FormatsAreKeptAndKvBIsDequantised) {
+TEST(LoadWeights, FormatsAreKept) {
   const auto bf16_file = load_one(formats("bf16"));
   EXPECT_EQ(bf16_file->layers[1].kv_b.format, Format::kBf16);
   EXPECT_EQ(bf16_file->layers[1].moe.down[0].format, Format::kBf16);
   const auto fp8 = load_one(formats("fp8_block"));
   EXPECT_EQ(fp8->layers[0].mlp.down.w.format, Format::kFp8Block);
-  EXPECT_EQ(fp8->layers[1].kv_b.format, Format::kF32);
+  EXPECT_EQ(fp8->layers[1].kv_b.format, Format::kFp8Block);
   EXPECT_EQ(fp8->layers[1].moe.router.format, Format::kBf16);
   const auto int4 = load_one(formats("w4afp8"));
   EXPECT_EQ(int4->layers[1].moe.gate_up[3].format, Format::kW4Afp8);
   EXPECT_EQ(int4->layers[1].moe.shared.gate.w.format, Format::kFp8Block);
-  EXPECT_EQ(int4->layers[1].kv_b.format, Format::kF32);
+  EXPECT_EQ(int4->layers[1].kv_b.format, Format::kFp8Block);
   const auto int8 = load_one(formats("w8a8_compressed_tensors"));
   EXPECT_EQ(int8->layers[1].moe.gate_up[3].format, Format::kW8A8Int8);
-  EXPECT_EQ(int8->layers[1].kv_b.format, Format::kF32);
+  EXPECT_EQ(int8->layers[1].kv_b.format, Format::kW8A8Int8);
 
   // Dequantised values lie near the source's, by the format's step.
-  const auto* exact = reinterpret_cast<const bf16*>(bf16_file->layers[1].kv_b.codes);
-  const auto* from_fp8 = reinterpret_cast<const float*>(fp8->layers[1].kv_b.codes);
-  const auto* from_int8 = reinterpret_cast<const float*>(int8->layers[1].kv_b.codes);
+  const auto floats = [](const quant::Matrix& m) {
+    std::vector<float> all(static_cast<size_t>(m.n * m.k));
+    for (int64_t i = 0; i < m.n; ++i) quant::dequantise_row(m, i, all.data() + i * m.k);
+    return all;
+  };
+  const std::vector<float> exact = floats(bf16_file->layers[1].kv_b);
+  const std::vector<float> from_fp8 = floats(fp8->layers[1].kv_b);
+  const std::vector<float> from_int8 = floats(int8->layers[1].kv_b);
   double error8 = 0, error_fp8 = 0, norm = 0;
-  for (int64_t i = 0; i < int8->layers[1].kv_b.n * int8->layers[1].kv_b.k; ++i) {
-    const double e = to_float(exact[i]);
+  for (size_t i = 0; i < exact.size(); ++i) {
+    const double e = exact[i];
     error8 += std::pow(from_int8[i] - e, 2);
     error_fp8 += std::pow(from_fp8[i] - e, 2);
     norm += e * e;

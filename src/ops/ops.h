@@ -205,8 +205,8 @@ struct MlaOf {
   int64_t rope_dim;  // qk_rope_head_dim
   int64_t v_dim;     // v_head_dim
   int64_t lora;      // kv_lora_rank
-  // [heads * (nope + v_dim), lora], kBf16 or kF32: W_UK then W_UV, head by head. On a device kBf16,
-  // and W_UK is transposed: [lora, nope].
+  // [heads * (nope + v_dim), lora] in rows, not kW4Afp8: W_UK then W_UV, head by head; quantised
+  // codes count as code * scale in fp32. On a device kBf16, and W_UK is transposed: [lora, nope].
   Matrix w_kv_b;
   float scale;               // softmax scale, YaRN's mscale^2 inside
   int64_t segment;           // S, keys a segment (decode)
@@ -314,6 +314,12 @@ struct BackendOf {
   void (*moe_reduce)(const MoeReduceOf<T>&, const Context&);
   void (*moe_combine)(const MoeCombineOf<T>&, const Context&);
   void (*sample)(const Sample&, const Context&);
+
+  // The layout of weights that this backend's GEMMs are fastest on, made once at load: the bytes of
+  // its codes (0 = this matrix stays in rows), and the codes themselves from a matrix in rows.
+  // Results have the same bits with either layout. Both null where there is no such layout.
+  int64_t (*packed_bytes)(const Matrix&) = nullptr;
+  void (*pack)(const Matrix&, std::byte* codes) = nullptr;
 };
 using Backend = BackendOf<float>;
 

@@ -32,6 +32,10 @@ constexpr std::string_view format_name(Format f) {
   return "?";
 }
 
+// Where codes lie: row by row as described below, or in the tiles that a backend's own kernels want
+// (ops::Backend::pack), which nothing else can read.
+enum class Layout : uint8_t { kRows, kTiles };
+
 // A weight matrix [n, k], one output channel a row; y = x * W^T. Owns nothing.
 //
 //   format      codes                              scales
@@ -50,6 +54,7 @@ struct Matrix {
   const void* scales = nullptr;
   float input_scale = 0;           // kW4Afp8: static activation scale; 0 = dynamic per token
   bool ue8m0_activations = false;  // kFp8Block: activation scales are rounded up to powers of two
+  Layout layout = Layout::kRows;
 
   constexpr int64_t code_row_bytes() const {
     switch (format) {

@@ -71,12 +71,8 @@ void gemm(const Panel& p) {
       return avx512_gemm_f32(p);
     case Format::kBf16:
       return avx512_gemm_bf16(p);
-    case Format::kFp8Block:
-      return avx512_gemm_fp8_block(p);
-    case Format::kW4Afp8:
-      return avx512_gemm_w4afp8(p);
-    case Format::kW8A8Int8:
-      return avx512_gemm_w8a8(p);
+    default:
+      return avx512_gemm_tiles(p);
   }
 }
 
@@ -318,7 +314,9 @@ const Kernels kAvx512Kernels = {
     .prepared_bytes = prepared_bytes,
     .prepare = avx512_prepare,
     .gemm = gemm,
+    .tile_bytes = tile_bytes,
     .accumulate = accumulate,
+    .dequantise = avx512_dequantise,
     .softmax_block = softmax_block,
     .amax_bits = amax_bits,
     .e4m3_codes = e4m3_codes,

@@ -158,14 +158,13 @@ void run_panel(const Panel& p) {
 
 }  // namespace
 
-// One a format, each in its own file.
 void avx512_gemm_f32(const Panel& p);
 void avx512_gemm_bf16(const Panel& p);
-void avx512_gemm_fp8_block(const Panel& p);
-void avx512_gemm_w4afp8(const Panel& p);
-void avx512_gemm_w8a8(const Panel& p);
+void avx512_gemm_tiles(const Panel& p);  // the quantised formats, packed
 
 void avx512_prepare_f32(const float* x, int64_t k, float* out);  // for bf16 weights
+void avx512_dequantise(quant::Format format, const std::byte* codes, const float* scales, int64_t k,
+                       float* out);
 int32_t avx512_prepare(quant::Format format, const std::byte* codes, int64_t k, std::byte* out);
 
 }  // namespace sortie::cpu

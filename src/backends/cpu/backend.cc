@@ -1,5 +1,6 @@
 #include "backends/cpu/drivers.h"
 #include "backends/cpu/isa.h"
+#include "backends/cpu/tiles.h"
 #include "backends/reference/reference.h"
 
 namespace sortie::cpu {
@@ -10,6 +11,17 @@ namespace {
 template <const Kernels& kernels, auto driver, typename Args>
 void bound(const Args& args, const ops::Context& context) {
   driver(args, context, kernels);
+}
+
+template <const Kernels& k>
+int64_t packed_bytes(const ops::Matrix& w) {
+  if (w.layout != quant::Layout::kRows || k.tile_bytes == nullptr) return 0;
+  return quant::ceil_div(w.n, kTileColumns) * k.tile_bytes(w.format, w.k);
+}
+
+void pack(const ops::Matrix& w, std::byte* codes) {
+  const int64_t bytes = tile_bytes(w.format, w.k);
+  for (int64_t i = 0; i * kTileColumns < w.n; ++i) pack_tile(w, i, codes + i * bytes);
 }
 
 template <const Kernels& k>
@@ -34,6 +46,8 @@ constexpr ops::Backend make_backend(std::string_view name) {
       .moe_reduce = bound<k, moe_reduce, ops::MoeReduce>,
       .moe_combine = bound<k, moe_combine, ops::MoeCombine>,
       .sample = reference::sample,
+      .packed_bytes = packed_bytes<k>,
+      .pack = pack,
   };
 }
 
@@ -46,6 +60,7 @@ const Kernels kAmxKernels = [] {
   k.prepared_bytes = amx_prepared_bytes;
   k.prepare = amx_prepare;
   k.gemm = amx_gemm;
+  k.tile_bytes = nullptr;  // its weights are the left operand, in rows
   return k;
 }();
 #endif

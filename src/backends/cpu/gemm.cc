@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "backends/cpu/drivers.h"
+#include "backends/cpu/tiles.h"
 
 namespace sortie::cpu {
 
@@ -24,19 +25,31 @@ struct Workspace {
   std::byte* prepared;  // [kPanelRows] x row_bytes
   int64_t row_bytes;
   float* unpacked;  // [k]
+  std::byte* tile;  // one packed tile, for weights that were left in rows; or null
 };
+
+// Whether the set wants this format's weights in tiles; ones in rows are then packed in passing.
+bool in_tiles(const ops::Matrix& w, const Kernels& k) {
+  return k.tile_bytes != nullptr && k.tile_bytes(w.format, w.k) > 0;
+}
+// Columns that are one piece of work.
+int64_t step_columns(const ops::Matrix& w, const Kernels& k) {
+  return in_tiles(w, k) ? kTileColumns : kPanelColumns;
+}
 
 Workspace* make_workspaces(const ops::Context& c, const Kernels& k, const ops::Matrix& w,
                            int64_t rows) {
   const int threads = c.threads.size();
   auto* all = c.scratch.alloc<Workspace>(threads);
   rows = std::min(rows, kPanelRows);
+  const bool pack = in_tiles(w, k) && w.layout == quant::Layout::kRows;
   for (int t = 0; t < threads; ++t) {
     const int64_t bytes = k.prepared_bytes(w.format, w.k);
     all[t] = {.rows = c.scratch.alloc<GemmRow>(rows),
               .prepared = c.scratch.alloc<std::byte>(rows * bytes),
               .row_bytes = bytes,
-              .unpacked = c.scratch.alloc<float>(w.k)};
+              .unpacked = c.scratch.alloc<float>(w.k),
+              .tile = pack ? c.scratch.alloc<std::byte>(k.tile_bytes(w.format, w.k)) : nullptr};
   }
   return all;
 }
@@ -70,16 +83,29 @@ void load_rows(const Inputs& in, const ops::Matrix& w, int64_t first, int64_t co
 void multiply(const ops::Matrix& w, int64_t begin, int64_t end, int64_t count, float* out,
               int64_t out_stride, const float* bias, const Workspace& space, const Kernels& k) {
   for (int64_t i = 0; i < count; ++i) space.rows[i].out = out + i * out_stride;
-  k.gemm({.format = w.format,
-          .w = w.codes,
-          .w_stride = w.code_row_bytes(),
-          .w_scales = w.scales,
-          .k = w.k,
-          .n_begin = begin,
-          .n_end = end,
-          .rows = space.rows,
-          .count = count,
-          .scratch = space.unpacked});
+  Panel panel{.format = w.format,
+              .packed = in_tiles(w, k),
+              .w = w.codes,
+              .w_stride = w.code_row_bytes(),
+              .w_scales = w.scales,
+              .k = w.k,
+              .n_begin = begin,
+              .n_end = end,
+              .rows = space.rows,
+              .count = count,
+              .scratch = space.unpacked};
+  if (panel.packed) panel.w_stride = k.tile_bytes(w.format, w.k);
+  if (space.tile == nullptr) {
+    k.gemm(panel);
+  } else {
+    for (int64_t n = begin; n < end; n += kTileColumns) {
+      pack_tile(w, n / kTileColumns, space.tile);
+      panel.w = space.tile - n / kTileColumns * panel.w_stride;
+      panel.n_begin = n;
+      panel.n_end = std::min(end, n + kTileColumns);
+      k.gemm(panel);
+    }
+  }
   if (bias == nullptr) return;
   for (int64_t i = 0; i < count; ++i) {
     for (int64_t n = begin; n < end; ++n) out[i * out_stride + n] += bias[n];
@@ -97,10 +123,11 @@ void dense(const Inputs& in, int64_t tokens, const ops::Matrix& w, const float* 
   Arena::Scope scope(c.scratch);
   const Workspace* spaces = make_workspaces(c, k, w, tokens);
   const int64_t step = panel_rows(tokens);
+  const int64_t width = step_columns(w, k);
   run_shared(c, tokens * w.n * w.k, [&](int thread, int threads) {
-    const Share tiles = share_of(ceil_div(w.n, kPanelColumns), thread, threads);
-    const int64_t begin = tiles.begin * kPanelColumns;
-    const int64_t end = std::min(w.n, tiles.end * kPanelColumns);
+    const Share tiles = share_of(ceil_div(w.n, width), thread, threads);
+    const int64_t begin = tiles.begin * width;
+    const int64_t end = std::min(w.n, tiles.end * width);
     if (begin >= end) return;
     for (int64_t first = 0; first < tokens; first += step) {
       const int64_t count = std::min(step, tokens - first);
@@ -115,7 +142,8 @@ void expert(const ops::GroupedGemm& a, int e, int64_t begin, int64_t end, const 
             const Kernels& k) {
   const ops::Matrix* w = a.w + int64_t{e} * a.parts;
   const int64_t n = w[0].n;
-  const int64_t tiles = ceil_div(n, kPanelColumns);
+  const int64_t width = step_columns(w[0], k);
+  const int64_t tiles = ceil_div(n, width);
   const int64_t rows = a.offsets[e + 1] - a.offsets[e];
   const int64_t step = panel_rows(rows);
   const Inputs in{.rows = a.x, .index = a.row_index};
@@ -123,8 +151,8 @@ void expert(const ops::GroupedGemm& a, int e, int64_t begin, int64_t end, const 
     const int64_t count = std::min<int64_t>(step, a.offsets[e + 1] - first);
     load_rows(in, w[0], first, count, space, k);
     for (int part = 0; part < a.parts; ++part) {
-      const int64_t from = std::clamp<int64_t>(begin - part * tiles, 0, tiles) * kPanelColumns;
-      const int64_t to = std::clamp<int64_t>(end - part * tiles, 0, tiles) * kPanelColumns;
+      const int64_t from = std::clamp<int64_t>(begin - part * tiles, 0, tiles) * width;
+      const int64_t to = std::clamp<int64_t>(end - part * tiles, 0, tiles) * width;
       if (from >= to) continue;
       multiply(w[part], from, std::min(n, to), count, a.out + (first * a.parts + part) * n,
                a.parts * n, nullptr, space, k);
@@ -153,7 +181,7 @@ void grouped_gemm(const ops::GroupedGemm& a, const ops::Context& c, const Kernel
   CHECK(a.x.k == w.k && a.x.format == quant::act_format(w));
   int64_t most = 0;
   int64_t total = 0;  // of the line of all experts' tiles, by cost
-  const int64_t tiles = a.parts * ceil_div(w.n, kPanelColumns);
+  const int64_t tiles = a.parts * ceil_div(w.n, step_columns(w, k));
   for (int e = 0; e < a.local_experts; ++e) {
     const int64_t rows = a.offsets[e + 1] - a.offsets[e];
     most = std::max(most, rows);

@@ -65,6 +65,35 @@ TEST_P(Gemm, LinearMatchesReference) {
   }
 }
 
+// Weights packed at load give the bits of the same weights in rows.
+TEST_P(Gemm, PackedEqualsRows) {
+  Random random(5);
+  if (op().pack == nullptr) return;  // reads weights in rows
+  for (const FormatCase& f : kFormats) {
+    for (const Shape& s : kShapes) {
+      SCOPED_TRACE(testing::Message() << f.name << " " << s.rows << "x" << s.n << "x" << s.k);
+      Weights w(f.format, s.n, s.k, random);
+      w.matrix.input_scale = f.static_scale;
+      const int64_t bytes = op().packed_bytes(w.matrix);
+      if (bytes == 0) continue;
+      Bytes codes(bytes);
+      op().pack(w.matrix, codes.data());
+      quant::Matrix packed = w.matrix;
+      packed.layout = quant::Layout::kTiles;
+      packed.codes = codes.data();
+      if (f.format == Format::kW4Afp8) packed.scales = nullptr;
+      EXPECT_EQ(op().packed_bytes(packed), 0);
+      Activations x(quant::act_format(w.matrix), s.rows, 2, s.k, random, f.static_scale);
+      Machine machine(2);
+      std::vector<float> expected(static_cast<size_t>(s.rows * s.n));
+      std::vector<float> y(expected.size(), kNan);
+      op().linear({x.rows, w.matrix, nullptr, expected.data(), s.n}, machine.context);
+      op().linear({x.rows, packed, nullptr, y.data(), s.n}, machine.context);
+      EXPECT_TRUE(same_bits(y, expected));
+    }
+  }
+}
+
 // A row's bits depend on nothing but the row: not on how many stand beside it, nor where.
 TEST_P(Gemm, RowAloneEqualsRowInBatch) {
   Random random(2);

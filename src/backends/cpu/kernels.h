@@ -23,9 +23,13 @@ struct GemmRow {
 // out[r][n] = x[r] . w[n] for some rows and a range of weight rows, by the format's rule.
 constexpr int64_t kPanelRows = 64;
 constexpr int64_t kPanelColumns = 4;  // n_begin is a multiple of it
+// Columns of a tile of packed weights (tiles.h); n_begin of a packed panel is a multiple of it.
+constexpr int64_t kTileColumns = 64;
 struct Panel {
   quant::Format format;
-  const std::byte* w;  // row n lies at w + n * w_stride
+  bool packed;  // only where tile_bytes() > 0
+  const std::byte*
+      w;  // row n lies at w + n * w_stride; packed: tile n / 64 at w + n / 64 * w_stride
   int64_t w_stride;
   const void* w_scales;
   int64_t k;
@@ -57,7 +61,14 @@ struct Kernels {
   // Returns the sum of the codes (kW8A8Int8).
   int32_t (*prepare)(quant::Format format, const std::byte* codes, int64_t k, std::byte* out);
   void (*gemm)(const Panel& panel);
+  // Bytes of a packed tile of k channels, 0 = `gemm` reads this format in rows. Null: all formats.
+  int64_t (*tile_bytes)(quant::Format format, int64_t k);
   void (*accumulate)(const Accumulate& args);
+
+  // A row of kFp8Block or kW8A8Int8 in fp32: code * scale, of each 128 channels or of the row.
+  // Null: the plain loop's.
+  void (*dequantise)(quant::Format format, const std::byte* codes, const float* scales, int64_t k,
+                     float* out);
 
   // One block of an online softmax: s[i] = exp(s[i] * scale - new max), `max` and `sum` updated;
   // returns exp(old max - new max), by which what was summed before must be multiplied.
@@ -78,6 +89,9 @@ struct Kernels {
   uint64_t (*read)(const std::byte* p, int64_t bytes);
   int64_t (*multiply)(int arithmetic, int64_t rounds);
 };
+
+// tiles.h: the bytes of a packed tile; 0 for formats without one.
+int64_t tile_bytes(quant::Format format, int64_t k);
 
 extern const Kernels kGenericKernels;
 #if defined(__x86_64__)

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "backends/cpu/drivers.h"
+#include "quant/matrix_ops.h"
 
 namespace sortie::cpu {
 
@@ -21,17 +22,44 @@ const float* latent(const ops::Mla& a, const int32_t* pages, int64_t key) {
   return a.cache.row(pages[key / a.cache.page_size], key % a.cache.page_size);
 }
 
-ops::Matrix rows_of(const ops::Matrix& w, int64_t first, int64_t n) {
-  ops::Matrix part = w;
-  part.codes = w.row(first);
-  part.n = n;
+// Rows of w_kv_b as accumulate and gemm take them: where they lie, or dequantised to fp32 a few at
+// a time. Held in fp32 they would be four times the traffic of the codes.
+constexpr int64_t kDequantised = 8;  // rows at a time: 16 KB of 512 columns
+bool is_plain(Format f) { return f == Format::kF32 || f == Format::kBf16; }
+
+void dequantise_row(const ops::Matrix& w, int64_t row, const Kernels& k, float* out) {
+  if (k.dequantise == nullptr) return quant::dequantise_row(w, row, out);
+  const float* scales = w.format == Format::kFp8Block
+                            ? w.f32_scales() + row / quant::kGroup * w.k_groups()
+                            : w.f32_scales() + row;
+  k.dequantise(w.format, w.row(row), scales, w.k, out);
+}
+
+// Rows [first, first + n); `space` [n, k] holds quantised ones.
+ops::Matrix rows_of(const ops::Matrix& w, int64_t first, int64_t n, float* space,
+                    const Kernels& k) {
+  ops::Matrix part{.format = w.format, .n = n, .k = w.k, .codes = w.row(first)};
+  if (is_plain(w.format)) return part;
+  for (int64_t i = 0; i < n; ++i) dequantise_row(w, first + i, k, space + i * w.k);
+  part.format = Format::kF32;
+  part.codes = reinterpret_cast<const std::byte*>(space);
   return part;
 }
-ops::Matrix w_uk(const ops::Mla& a, int64_t head) {
-  return rows_of(a.w_kv_b, head * (a.nope + a.v_dim), a.nope);
+int64_t first_uk(const ops::Mla& a, int64_t head) { return head * (a.nope + a.v_dim); }
+int64_t first_uv(const ops::Mla& a, int64_t head) { return first_uk(a, head) + a.nope; }
+// fn(first row, rows, a matrix of them) over rows [first, first + n), in pieces where they have to
+// be dequantised.
+template <typename F>
+void each_piece(const ops::Matrix& w, int64_t first, int64_t n, float* space, const Kernels& k,
+                const F& fn) {
+  const int64_t step = is_plain(w.format) ? n : kDequantised;
+  for (int64_t i = 0; i < n; i += step) {
+    const int64_t rows = std::min(step, n - i);
+    fn(i, rows, rows_of(w, first + i, rows, space, k));
+  }
 }
-ops::Matrix w_uv(const ops::Mla& a, int64_t head) {
-  return rows_of(a.w_kv_b, head * (a.nope + a.v_dim) + a.nope, a.v_dim);
+int64_t dequantised_floats(const ops::Mla& a, int64_t rows) {
+  return is_plain(a.w_kv_b.format) ? 0 : rows * a.lora;
 }
 
 // The buffers that a panel of fp32 rows needs.
@@ -53,6 +81,7 @@ PanelSpace panel_space(const ops::Mla& a, int64_t k, const ops::Context& c,
 void multiply_prepared(const ops::Matrix& w, const GemmRow* rows, int64_t count,
                        const PanelSpace& space, const Kernels& k) {
   k.gemm({.format = w.format,
+          .packed = false,
           .w = w.codes,
           .w_stride = w.code_row_bytes(),
           .w_scales = nullptr,
@@ -107,24 +136,35 @@ struct Decode {
   int64_t segments(int64_t t) const { return ceil_div(int64_t{a.positions[t]} + 1, segment); }
 };
 
+// What a thread needs in the passes over w_kv_b.
+struct WeightSpace {
+  const void** pointers;  // [nope]
+  float* factors;         // [tokens] zeros, then [tokens] ones
+  float* dequantised;     // [kDequantised, lora]
+  GemmRow* rows;          // [tokens]
+  PanelSpace panel;
+};
+
 // query[t][h] = W_UK[h]^T q_nope, for all tokens.
-void absorb(const Decode& d, int64_t head, const void** rows, const float* zeros) {
+void absorb(const Decode& d, int64_t head, const WeightSpace& space) {
   const ops::Mla& a = d.a;
-  const ops::Matrix w = w_uk(a, head);
-  for (int64_t i = 0; i < a.nope; ++i) rows[i] = w.row(i);
   const int64_t q_stride = a.heads * (a.nope + a.rope_dim);
   const float* q = a.q + head * (a.nope + a.rope_dim);
   float* query = d.query + head * d.width;
-  d.k.accumulate({.c = query,
-                  .c_stride = a.heads * d.width,
-                  .factor = zeros,
-                  .a = q,
-                  .a_stride = q_stride,
-                  .b = rows,
-                  .b_is_bf16 = w.format == Format::kBf16,
-                  .rows = a.tokens,
-                  .depth = a.nope,
-                  .columns = a.lora});
+  each_piece(a.w_kv_b, first_uk(a, head), a.nope, space.dequantised, d.k,
+             [&](int64_t first, int64_t rows, const ops::Matrix& w) {
+               for (int64_t i = 0; i < rows; ++i) space.pointers[i] = w.row(i);
+               d.k.accumulate({.c = query,
+                               .c_stride = a.heads * d.width,
+                               .factor = space.factors + (first == 0 ? 0 : a.tokens),
+                               .a = q + first,
+                               .a_stride = q_stride,
+                               .b = space.pointers,
+                               .b_is_bf16 = w.format == Format::kBf16,
+                               .rows = a.tokens,
+                               .depth = rows,
+                               .columns = a.lora});
+             });
   for (int64_t t = 0; t < a.tokens; ++t) {
     std::copy_n(q + t * q_stride + a.nope, a.rope_dim, query + t * a.heads * d.width + a.lora);
   }
@@ -201,14 +241,17 @@ void merge(const Decode& d, int64_t t, int64_t head) {
 }
 
 // out[t][h] = W_UV[h] context, for all tokens.
-void project(const Decode& d, int64_t head, GemmRow* rows, const PanelSpace& space) {
+void project(const Decode& d, int64_t head, const WeightSpace& space) {
   const ops::Mla& a = d.a;
-  for (int64_t t = 0; t < a.tokens; ++t) {
-    merge(d, t, head);
-    rows[t] = gemm_row(d.contexts + (d.first[t] * a.heads + head) * a.lora,
-                       a.out + (t * a.heads + head) * a.v_dim);
-  }
-  multiply(w_uv(a, head), rows, a.tokens, space, d.k);
+  for (int64_t t = 0; t < a.tokens; ++t) merge(d, t, head);
+  each_piece(a.w_kv_b, first_uv(a, head), a.v_dim, space.dequantised, d.k,
+             [&](int64_t first, int64_t /*rows*/, const ops::Matrix& w) {
+               for (int64_t t = 0; t < a.tokens; ++t) {
+                 space.rows[t] = gemm_row(d.contexts + (d.first[t] * a.heads + head) * a.lora,
+                                          a.out + (t * a.heads + head) * a.v_dim + first);
+               }
+               multiply(w, space.rows, a.tokens, space.panel, d.k);
+             });
 }
 
 // Heads that walk a segment together: 8 share each block of latents, fewer where threads would
@@ -256,22 +299,29 @@ struct PrefillSpace {
   float* scores;       // [tokens, kKeys]
   float* factors;      // [tokens]
   State* states;       // [tokens]
+  float* dequantised;  // [nope + v_dim, lora]
   PanelSpace panel;
 };
 
+// W_UK and W_UV of a head.
+struct HeadWeights {
+  ops::Matrix uk;
+  ops::Matrix uv;
+};
+
 // Keys and values of one head for positions [begin, begin + keys).
-void expand(const ops::Mla& a, int64_t head, int64_t begin, int64_t keys, const PrefillSpace& space,
-            const Kernels& k) {
+void expand(const ops::Mla& a, const HeadWeights& w, int64_t begin, int64_t keys,
+            const PrefillSpace& space, const Kernels& k) {
   const int64_t key_width = a.nope + a.rope_dim;
   for (int64_t i = 0; i < keys; ++i) {
     const float* row = latent(a, a.page_tables[0], begin + i);
     space.rows[i] = gemm_row(row, space.keys + i * key_width);
     std::copy_n(row + a.lora, a.rope_dim, space.keys + i * key_width + a.nope);
   }
-  multiply(w_uk(a, head), space.rows, keys, space.panel, k);
+  multiply(w.uk, space.rows, keys, space.panel, k);
   static_assert(kKeys <= kPanelRows);  // so that the rows are still there
   for (int64_t i = 0; i < keys; ++i) space.rows[i].out = space.values + i * a.v_dim;
-  multiply_prepared(w_uv(a, head), space.rows, keys, space.panel, k);
+  multiply_prepared(w.uv, space.rows, keys, space.panel, k);
 }
 
 void prefill_block(const ops::Mla& a, int64_t head, int64_t begin, int64_t keys,
@@ -320,10 +370,13 @@ void prefill_block(const ops::Mla& a, int64_t head, int64_t begin, int64_t keys,
 void prefill_head(const ops::Mla& a, int64_t head, const PrefillSpace& space, const Kernels& k) {
   std::fill_n(space.states, a.tokens, kFresh);
   for (int64_t i = 0; i < kKeys; ++i) space.value[i] = space.values + i * a.v_dim;
+  const HeadWeights w = {
+      rows_of(a.w_kv_b, first_uk(a, head), a.nope, space.dequantised, k),
+      rows_of(a.w_kv_b, first_uv(a, head), a.v_dim, space.dequantised + a.nope * a.lora, k)};
   const int64_t end = int64_t{a.positions[a.tokens - 1]} + 1;
   for (int64_t begin = 0; begin < end; begin += kKeys) {
     const int64_t keys = std::min(kKeys, end - begin);
-    expand(a, head, begin, keys, space, k);
+    expand(a, w, begin, keys, space, k);
     prefill_block(a, head, begin, keys, space, k);
   }
   for (int64_t t = 0; t < a.tokens; ++t) {
@@ -347,23 +400,26 @@ void mla_decode(const ops::Mla& a, const ops::Context& c, const Kernels& k) {
   d.contexts = c.scratch.alloc<float>(d.first[a.tokens] * a.heads * a.lora);
 
   const int threads = c.threads.size();
-  auto* zeros = c.scratch.alloc<float>(a.tokens);
-  std::fill_n(zeros, a.tokens, 0.0f);
-  auto* pointers = c.scratch.alloc<const void*>(threads * a.nope);
-  auto* rows = c.scratch.alloc<GemmRow>(threads * a.tokens);
-  auto* spaces = c.scratch.alloc<PanelSpace>(threads);
-  for (int i = 0; i < threads; ++i) spaces[i] = panel_space(a, a.lora, c, k);
+  auto* factors = c.scratch.alloc<float>(2 * a.tokens);
+  std::fill_n(factors, a.tokens, 0.0f);
+  std::fill_n(factors + a.tokens, a.tokens, 1.0f);
+  auto* spaces = c.scratch.alloc<WeightSpace>(threads);
+  for (int i = 0; i < threads; ++i) {
+    spaces[i] = {.pointers = c.scratch.alloc<const void*>(a.nope),
+                 .factors = factors,
+                 .dequantised = c.scratch.alloc<float>(dequantised_floats(a, kDequantised)),
+                 .rows = c.scratch.alloc<GemmRow>(a.tokens),
+                 .panel = panel_space(a, a.lora, c, k)};
+  }
   const int64_t work = a.tokens * a.w_kv_b.n * a.lora / 2;
   run_shared(c, work, [&](int thread, int of) {
     const Share share = share_of(a.heads, thread, of);
-    for (int64_t h = share.begin; h < share.end; ++h)
-      absorb(d, h, pointers + thread * a.nope, zeros);
+    for (int64_t h = share.begin; h < share.end; ++h) absorb(d, h, spaces[thread]);
   });
   attend_all(d, c);
   run_shared(c, work, [&](int thread, int of) {
     const Share share = share_of(a.heads, thread, of);
-    for (int64_t h = share.begin; h < share.end; ++h)
-      project(d, h, rows + thread * a.tokens, spaces[thread]);
+    for (int64_t h = share.begin; h < share.end; ++h) project(d, h, spaces[thread]);
   });
 }
 
@@ -380,6 +436,7 @@ void mla_prefill(const ops::Mla& a, const ops::Context& c, const Kernels& k) {
                  .scores = c.scratch.alloc<float>(a.tokens * kKeys),
                  .factors = c.scratch.alloc<float>(a.tokens),
                  .states = c.scratch.alloc<State>(a.tokens),
+                 .dequantised = c.scratch.alloc<float>(dequantised_floats(a, a.nope + a.v_dim)),
                  .panel = panel_space(a, std::max(a.lora, key_width), c, k)};
   }
   run_shared(c, a.tokens * a.heads * a.lora * key_width, [&](int thread, int threads) {

@@ -83,7 +83,8 @@ class Mla : public IsaTest {};
 TEST_P(Mla, DecodeMatchesReferenceAndDoesNotDependOnTheBatch) {
   Random random(11);
   for (const Dimensions& d : kDimensions) {
-    for (const quant::Format format : {quant::Format::kF32, quant::Format::kBf16}) {
+    for (const quant::Format format : {quant::Format::kF32, quant::Format::kBf16,
+                                       quant::Format::kFp8Block, quant::Format::kW8A8Int8}) {
       const int64_t length = d.lora == 512 ? 102 : 333;
       Attention a(d, format, length, random);
       const std::vector<int32_t> positions = {0, static_cast<int32_t>(length - 1), 63, 64, 100};

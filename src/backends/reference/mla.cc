@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "backends/reference/dot.h"
 #include "backends/reference/reference.h"
+#include "quant/matrix_ops.h"
 
 namespace sortie::reference {
 
@@ -61,7 +61,8 @@ void head(const ops::Mla& a, int64_t t, int h, const float* w_kv_b, const ops::C
 void mla(const ops::Mla& a, const ops::Context& c) {
   Arena::Scope scope(c.scratch);
   auto* w_kv_b = c.scratch.alloc<float>(a.w_kv_b.n * a.w_kv_b.k);
-  for (int64_t n = 0; n < a.w_kv_b.n; ++n) weight_codes(a.w_kv_b, n, w_kv_b + n * a.w_kv_b.k);
+  for (int64_t n = 0; n < a.w_kv_b.n; ++n)
+    quant::dequantise_row(a.w_kv_b, n, w_kv_b + n * a.w_kv_b.k);
   for (int64_t t = 0; t < a.tokens; ++t) {
     for (int h = 0; h < a.heads; ++h) head(a, t, h, w_kv_b, c);
   }
