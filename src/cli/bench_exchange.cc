@@ -25,11 +25,12 @@ Result<std::vector<BenchRow>> over_processes(const exchange::BenchOptions& bench
                                                             seconds(kStartSeconds));
   RETURN_IF_ERROR(group.status());
   const bool front = (*group)->rank() == 0;
-  ASSIGN_OR_RETURN(
-      auto transport,
-      exchange::make_ucx_transport(
-          (*group)->shared_control(),
-          {.window_bytes = exchange::exchange_options(bench).window_bytes(bench.ranks)}));
+  ASSIGN_OR_RETURN(auto transport,
+                   exchange::make_ucx_transport(
+                       (*group)->shared_control(),
+                       {.window_bytes = exchange::exchange_options(bench).window_bytes(bench.ranks),
+                        .network_address = "127.0.0.1",
+                        .force_network = bench.sockets}));
   ASSIGN_OR_RETURN(auto rows, exchange::bench_exchange(transport, bench));
   if (front) fmt::print("lane to rank 1: {}\n", transport->lane(1));
   transport.reset();
@@ -50,7 +51,8 @@ Status bench_exchange_command(BenchExchangeOptions o, const Launch& launch) {
                                      .topk = o.topk,
                                      .hidden = o.hidden,
                                      .tokens = o.tokens,
-                                     .repeats = o.repeats};
+                                     .repeats = o.repeats,
+                                     .sockets = o.lane == "tcp"};
   if (o.ep_size < 2 || (o.ep_size & (o.ep_size - 1)) != 0 || o.experts % o.ep_size != 0) {
     return Status::usage(fmt::format(
         "--ep-size {} does not fit: a power of two, at least 2, that divides {} experts", o.ep_size,
@@ -60,6 +62,10 @@ Status bench_exchange_command(BenchExchangeOptions o, const Launch& launch) {
   if (o.a2a_backend != "ucx" && o.a2a_backend != "local") {
     return Status::usage(
         fmt::format("--moe-a2a-backend {} is unknown here: take ucx or local", o.a2a_backend));
+  }
+  if ((o.lane != "auto" && o.lane != "tcp") || (o.lane == "tcp" && o.a2a_backend != "ucx")) {
+    return Status::usage(
+        fmt::format("--lane {} is unknown here: take auto, or tcp with ucx", o.lane));
   }
   ASSIGN_OR_RETURN(const std::vector<BenchRow> rows, o.a2a_backend == "ucx"
                                                          ? over_processes(bench, launch)
@@ -74,7 +80,9 @@ Status bench_exchange_command(BenchExchangeOptions o, const Launch& launch) {
                                                 {"tokens", r.tokens},
                                                 {"bytes", r.bytes},
                                                 {"us", r.us},
-                                                {"copy_us", r.copy_us}}
+                                                {"copy_us", r.copy_us},
+                                                {"sent_bytes", r.sent_bytes},
+                                                {"socket_us", r.socket_us}}
                              .dump());
       continue;
     }
@@ -83,6 +91,10 @@ Status bench_exchange_command(BenchExchangeOptions o, const Launch& launch) {
         "{:9.1f} us  "
         "{:4.2f} x\n",
         r.format, r.tokens, r.us, static_cast<double>(r.bytes) * 1e-6, r.copy_us, r.us / r.copy_us);
+    if (r.socket_us > 0) {
+      fmt::print("           {:6.2f} MB to others; plain sockets {:9.1f} us  {:4.2f} x\n",
+                 static_cast<double>(r.sent_bytes) * 1e-6, r.socket_us, r.us / r.socket_us);
+    }
   }
   return Status::ok();
 }

@@ -12,6 +12,7 @@ namespace sortie::cli {
 struct BenchExchangeOptions {
   int ep_size = 2;
   std::string a2a_backend = "auto";  // ucx (processes) where it is built in, or local (threads)
+  std::string lane = "auto";         // auto, or tcp: as between hosts, over the loopback device
   std::vector<int64_t> tokens = {1, 2, 4, 8, 16, 32, 64, 128};  // a rank
   int64_t hidden = 7168;
   int topk = 8;
@@ -21,7 +22,7 @@ struct BenchExchangeOptions {
 };
 
 // sortie bench exchange: dispatch + combine between the ranks of this host in each wire form, us
-// beside a memcpy of the same bytes.
+// beside a memcpy of the same bytes, and over TCP beside plain sockets.
 Status bench_exchange_command(BenchExchangeOptions options, const Launch& launch);
 
 }  // namespace sortie::cli

@@ -135,7 +135,7 @@ TEST_F(Hosts, FourRanksOnTwoHostsGiveTheTokensOfOneProcess) {
 TEST_F(Hosts, AShortCutIsSurvived) {
   Line line(*hosts_[0], *hosts_[1], kBadLine);
   const std::string tokens = kSoak ? "60" : "12";
-  auto nodes = start_both({"--max-new-tokens", tokens, "--exchange-timeout", "20"});
+  auto nodes = start_both({"--max-new-tokens", tokens});  // the deadline's default: 10 s
   ASSERT_TRUE(nodes[0]->wait_for_output(5, seconds(60)));
   line.cut(true);
   std::this_thread::sleep_for(seconds(3));
@@ -183,6 +183,38 @@ TEST_F(Hosts, ALongCutEndsBothSidesAndANewStartWorks) {
   EXPECT_EQ(second.code, 0) << second.err;
   EXPECT_EQ(second.out, alone("4"));
   EXPECT_EQ(again[1]->finish(seconds(20)).code, 0);
+}
+
+// A killed node 1 takes its own ranks along and is named by the front.
+TEST_F(Hosts, AKilledNodeIsNamed) {
+  const std::set<std::string> before = shared_memory();
+  const Line line(*hosts_[0], *hosts_[1], kBadLine);
+  auto nodes = start_both({"--max-new-tokens", "1500"});
+  ASSERT_TRUE(nodes[0]->wait_for_output(5, seconds(60)));
+  const std::set<pid_t> all = family(nodes);
+  kill(nodes[1]->pid(), SIGKILL);
+  const Finished front = nodes[0]->finish(seconds(15));
+  EXPECT_EQ(nodes[1]->finish(seconds(1)).code, 128 + SIGKILL);
+  expect_one_sentence(front, {"2", "3"});
+  expect_nothing_left(all, before);
+}
+
+// A user who stops one node stops the group.
+TEST_F(Hosts, AnInterruptOnEitherNodeEndsBoth) {
+  for (const size_t interrupted : {0U, 1U}) {
+    const std::set<std::string> before = shared_memory();
+    const Line line(*hosts_[0], *hosts_[1], {});
+    auto nodes = start_both({"--max-new-tokens", "1500"});
+    ASSERT_TRUE(nodes[0]->wait_for_output(5, seconds(60)));
+    const std::set<pid_t> all = family(nodes);
+    kill(nodes[interrupted]->pid(), SIGINT);
+    const Finished front = nodes[0]->finish(seconds(15));
+    const Finished other = nodes[1]->finish(seconds(5));
+    EXPECT_GE(front.code, 0) << front.err;
+    EXPECT_GE(other.code, 0) << other.err;
+    EXPECT_EQ((interrupted == 0 ? front : other).code, 1);
+    expect_nothing_left(all, before);
+  }
 }
 
 // The wrong start on one node: a sentence and an end on both.

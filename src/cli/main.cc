@@ -187,6 +187,9 @@ void add_bench(CLI::App& app, const Launch& launch, Action& action) {
                                    action, x, launch, bench_exchange_command);
   exchange->add_option("--ep-size", x->ep_size)->capture_default_str();
   exchange->add_option("--moe-a2a-backend", x->a2a_backend, "ucx or local")->capture_default_str();
+  exchange
+      ->add_option("--lane", x->lane, "auto, or tcp: as between hosts, over the loopback device")
+      ->capture_default_str();
   exchange->add_option("--tokens", x->tokens, "a rank")->delimiter(',');
   exchange->add_option("--hidden", x->hidden)->capture_default_str();
   exchange->add_option("--topk", x->topk)->capture_default_str();

@@ -1,12 +1,21 @@
 #include "exchange/bench.h"
 
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <cstring>
 #include <numeric>
 #include <random>
 #include <thread>
 
 #include "base/threads.h"
+#include "exchange/control.h"
 #include "exchange/local.h"
 
 namespace sortie::exchange {
@@ -50,10 +59,80 @@ struct Tokens {
 };
 
 // Rows that lists name, and parts that stand at home: what dispatch and combine brought here.
-int64_t slots_in_use(const ExpertRows& rows) {
+int64_t slots_in_use(const ExpertRows& rows, int64_t begin, int64_t end) {
   int64_t n = 0;
-  for (int64_t s = 0; s < rows.slots; ++s) n += rows.slot_offsets[s + 1] > rows.slot_offsets[s];
+  for (int64_t s = begin; s < end; ++s) n += rows.slot_offsets[s + 1] > rows.slot_offsets[s];
   return n;
+}
+
+// ---- Plain sockets
+
+// A connection of the loopback device.
+Result<std::array<UniqueFd, 2>> tcp_pair() {
+  const UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof at;
+  auto* address = reinterpret_cast<sockaddr*>(&at);
+  std::array<UniqueFd, 2> pair;
+  pair[0] = UniqueFd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const bool good = bind(listener.get(), address, length) == 0 && listen(listener.get(), 1) == 0 &&
+                    getsockname(listener.get(), address, &length) == 0 &&
+                    connect(pair[0].get(), address, length) == 0;
+  if (good) pair[1] = UniqueFd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  if (!pair[1].open()) {
+    return Status::exhausted(fmt::format("no TCP connection of this host: {}", strerror(errno)));
+  }
+  const int on = 1;
+  for (const UniqueFd& fd : pair) {
+    setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  }
+  return pair;
+}
+
+// Sends and receives the same number of bytes, both at once; false if the other side is gone.
+bool swap_bytes(const UniqueFd& fd, std::vector<std::byte>& out, std::vector<std::byte>& in) {
+  size_t sent = 0;
+  size_t got = 0;
+  while (sent < out.size() || got < in.size()) {
+    const int events = (sent < out.size() ? POLLOUT : 0) | (got < in.size() ? POLLIN : 0);
+    pollfd p{.fd = fd.get(), .events = static_cast<short>(events), .revents = 0};
+    if (poll(&p, 1, 10'000) <= 0) return false;
+    if ((p.revents & POLLOUT) != 0) {
+      const ssize_t n = send(fd.get(), out.data() + sent, out.size() - sent, MSG_DONTWAIT);
+      if (n < 0 && errno != EAGAIN) return false;
+      sent += static_cast<size_t>(std::max<ssize_t>(n, 0));
+    }
+    if ((p.revents & (POLLIN | POLLHUP | POLLERR)) != 0) {
+      const ssize_t n = recv(fd.get(), in.data() + got, in.size() - got, MSG_DONTWAIT);
+      if (n == 0 || (n < 0 && errno != EAGAIN)) return false;
+      got += static_cast<size_t>(std::max<ssize_t>(n, 0));
+    }
+  }
+  return true;
+}
+
+Result<double> measure_sockets(int64_t bytes, int repeats) {
+  if (bytes == 0) return 0.0;
+  ASSIGN_OR_RETURN(const auto pair, tcp_pair());
+  const auto run = [&](const UniqueFd& fd, std::vector<double>& times) {
+    std::vector<std::byte> out(static_cast<size_t>(bytes), std::byte{1});
+    std::vector<std::byte> in(out.size());
+    for (int i = -kWarmUp; i < repeats; ++i) {
+      const TimePoint began = Clock::now();
+      if (!swap_bytes(fd, out, in)) return false;
+      if (i >= 0) times.push_back(us_since(began));
+    }
+    return true;
+  };
+  std::vector<double> ours, theirs;
+  bool good = true;
+  std::thread other([&] { good = run(pair[1], theirs); });
+  const bool own = run(pair[0], ours);
+  other.join();
+  if (!own || !good) return Status::internal("a TCP connection of this host broke");
+  return median(ours);
 }
 
 Result<BenchRow> measure(Exchange& exchange, const BenchOptions& o, const BenchFormat& format,
@@ -74,8 +153,13 @@ Result<BenchRow> measure(Exchange& exchange, const BenchOptions& o, const BenchF
     // Rows leave for the ranks whose parts come back, and parts leave for the slots in use.
     const int64_t sent =
         std::accumulate(parts.present, parts.present + parts.ranks * parts.max_tokens, int64_t{0});
-    row.bytes = sent * format.row_bytes +
-                slots_in_use(rows) * o.hidden * static_cast<int64_t>(sizeof(float));
+    const int64_t part_bytes = o.hidden * static_cast<int64_t>(sizeof(float));
+    row.bytes = sent * format.row_bytes + slots_in_use(rows, 0, rows.slots) * part_bytes;
+    const int64_t own = exchange.rank() * parts.max_tokens;
+    const int64_t kept =
+        std::accumulate(parts.present + own, parts.present + own + parts.max_tokens, int64_t{0});
+    row.sent_bytes = row.bytes - kept * format.row_bytes -
+                     slots_in_use(rows, own, own + rows.max_tokens) * part_bytes;
   }
   row.us = median(times);
 
@@ -115,6 +199,9 @@ Result<std::vector<BenchRow>> bench_exchange(const std::shared_ptr<Transport>& t
   for (const BenchFormat& format : formats_of(options)) {
     for (const int64_t n : options.tokens) {
       ASSIGN_OR_RETURN(BenchRow row, measure(*exchange, options, format, n));
+      if (options.sockets && transport->rank() == 0) {
+        ASSIGN_OR_RETURN(row.socket_us, measure_sockets(row.sent_bytes, options.repeats));
+      }
       rows.push_back(std::move(row));
     }
   }

@@ -125,6 +125,20 @@ TEST(Control, SignsOfLifeReachRanksThatAreNotNeighbours) {
   EXPECT_TRUE(soon([&] { return star.ranks[0]->last_life(1) > now; }));
 }
 
+TEST(Control, ASilentRankIsGivenUpInTheEnd) {
+  int pair[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+  const UniqueFd silent(pair[1]);
+  std::vector<UniqueFd> links(2);
+  links[1] = UniqueFd(pair[0]);
+  Control control(0, 2, std::move(links));
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  EXPECT_FALSE(control.dead(1));  // nobody asked for it
+  control.give_up_after(seconds(0.3));
+  EXPECT_TRUE(soon([&] { return control.dead(1); }));
+  EXPECT_GE(to_seconds(Clock::now() - control.last_life(1)), 0.3);
+}
+
 TEST(Control, AFrameThatIsTooLongEndsTheConnection) {
   int pair[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);

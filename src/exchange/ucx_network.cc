@@ -76,8 +76,7 @@ struct UcxNetwork::Message {
   int peer = 0;
   Head head{};
   std::vector<Place> places;
-  Bytes bytes;    // of the puts
-  Bytes payload;  // places, then bytes, as they leave
+  Bytes payload;  // the bytes of the puts, and behind them the places
   UcxNetwork* network = nullptr;
 };
 
@@ -207,14 +206,14 @@ void UcxNetwork::put(int peer, int64_t offset, const void* data, int64_t bytes) 
   const auto* from = static_cast<const std::byte*>(data);
   while (bytes > 0) {
     Message& m = filling(peer);
-    const auto room = static_cast<int64_t>(kFull - m.bytes.size());
+    const auto room = static_cast<int64_t>(kFull - m.payload.size());
     const int64_t n = std::min(bytes, room);
     m.places.push_back({.offset = offset, .bytes = n});
-    m.bytes.insert(m.bytes.end(), from, from + n);
+    m.payload.insert(m.payload.end(), from, from + n);
     from += n;
     offset += n;
     bytes -= n;
-    if (m.bytes.size() >= kFull) flush(peer, -1, 0);
+    if (m.payload.size() >= kFull) flush(peer, -1, 0);
   }
 }
 
@@ -232,10 +231,7 @@ void UcxNetwork::flush(int peer, int32_t index, uint64_t epoch) {
             .index = index,
             .places = static_cast<uint32_t>(m.places.size())};
   const auto table = std::as_bytes(std::span(m.places));
-  m.payload.resize(table.size() + m.bytes.size());
-  std::copy(table.begin(), table.end(), m.payload.begin());
-  std::copy(m.bytes.begin(), m.bytes.end(),
-            m.payload.begin() + static_cast<ptrdiff_t>(table.size()));
+  m.payload.insert(m.payload.end(), table.begin(), table.end());
   {
     const std::scoped_lock lock(mutex_);
     queue_.push_back(std::move(p.filling));
@@ -302,7 +298,7 @@ void UcxNetwork::on_sent(void* request, ucs_status_t /*status*/, void* message) 
 
 void UcxNetwork::finish(Message* message) {
   message->places.clear();
-  message->bytes.clear();
+  message->payload.clear();
   const std::scoped_lock lock(mutex_);
   spare_.emplace_back(message);
 }
@@ -328,16 +324,18 @@ void UcxNetwork::receive(const Head& head, std::span<const std::byte> data) {
   Peer& peer = peers_[head.source];
   const size_t table = size_t{head.places} * sizeof(Place);
   if (table > data.size() || head.number < peer.next_expected) return;
-  size_t at = table;
+  const auto bytes = data.first(data.size() - table);
+  const auto places = data.last(table);
+  size_t at = 0;
   for (uint32_t i = 0; i < head.places; ++i) {
     Place place{};
-    std::memcpy(&place, data.data() + i * sizeof place, sizeof place);
+    std::memcpy(&place, places.data() + i * sizeof place, sizeof place);
     if (place.bytes < 0 || place.offset < 0 || place.bytes > window_bytes_ ||
         place.offset > window_bytes_ - place.bytes ||
-        static_cast<size_t>(place.bytes) > data.size() - at) {
+        static_cast<size_t>(place.bytes) > bytes.size() - at) {
       return;
     }
-    own_.put(place.offset, data.data() + at, place.bytes);
+    own_.put(place.offset, bytes.data() + at, place.bytes);
     at += static_cast<size_t>(place.bytes);
   }
   peer.early[head.number] = {.index = head.index, .epoch = head.epoch};

@@ -21,10 +21,10 @@ namespace sortie::exchange {
 // One rank's lanes to ranks of other hosts: UCX active messages over TCP, or RDMA where there is.
 // (One-sided puts over TCP reach 0.4 to 0.65 GB/s, active messages 3.8 to 6.2.)
 //
-// A message carries the puts since the last one and the signal behind them: a table of places and
-// the bytes. The receiver copies the bytes to their places in the window, then stores the signal,
-// in the order of the messages' numbers. So a signal is never seen before the puts that preceded
-// it, whatever order messages arrive in.
+// A message carries the puts since the last one and the signal behind them: the bytes, a table of
+// their places, and in its head the signal. The receiver copies the bytes to their places in the
+// window, then stores the signal, in the order of the messages' numbers. So a signal is never seen
+// before the puts that preceded it, whatever order messages arrive in.
 //
 // A thread of its own owns the UCX worker: bytes come in and go out while the rank's step computes,
 // and what arrives rings the window's doorbell as a put from the same host does.
