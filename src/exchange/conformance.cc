@@ -72,13 +72,14 @@ std::string check_lists(const ExpertRows& rows, const std::vector<Batch>& all, u
         if (b.ids[static_cast<size_t>(i)] != rows.rank * rows.local_experts + e) continue;
         const int64_t token = i / kTopk;
         const int64_t slot = source * rows.max_tokens + token;
-        if (rows.row_index[entry] != slot) {
-          return fmt::format("entry {}: slot {} instead of {}", entry, rows.row_index[entry], slot);
+        const int64_t row = source * rows.row_stride + token;
+        if (rows.row_index[entry] != row) {
+          return fmt::format("entry {}: row {} instead of {}", entry, rows.row_index[entry], row);
         }
         if (rows.row_weight[entry] != b.weights[static_cast<size_t>(i)]) {
           return fmt::format("entry {}: wrong weight", entry);
         }
-        if (std::memcmp(rows.rows + slot * rows.row_bytes, b.rows.data() + token * rows.row_bytes,
+        if (std::memcmp(rows.rows + row * rows.row_bytes, b.rows.data() + token * rows.row_bytes,
                         static_cast<size_t>(rows.row_bytes)) != 0) {
           return fmt::format("entry {}: wrong row of rank {} token {}, seed {}", entry, source,
                              token, seed);
@@ -99,15 +100,15 @@ std::string check_lists(const ExpertRows& rows, const std::vector<Batch>& all, u
   return "";
 }
 
-std::string check_parts(const CombinedParts& parts, const Batch& own, int rank, int local_experts,
-                        uint64_t seed) {
+std::string check_parts(const CombinedParts& parts, int64_t slots, const Batch& own,
+                        uint64_t members, int rank, int local_experts, uint64_t seed) {
   for (int from = 0; from < parts.ranks; ++from) {
-    for (int64_t t = 0; t < parts.max_tokens; ++t) {
+    for (int64_t t = 0; t < slots; ++t) {
       const int64_t slot = from * parts.max_tokens + t;
       bool want = false;
       for (int k = 0; t < own.tokens && k < kTopk; ++k) {
         const int32_t id = own.ids[static_cast<size_t>(t * kTopk + k)];
-        want = want || (id >= 0 && id / local_experts == from);
+        want = want || (id >= 0 && id / local_experts == from && (members >> from & 1) != 0);
       }
       if ((parts.present[slot] != 0) != want) {
         return fmt::format("presence of the part of token {} from rank {}", t, from);
@@ -131,6 +132,7 @@ std::string one_layer(Exchange& exchange, uint64_t seed, int layer, bool prefill
   all.reserve(static_cast<size_t>(exchange.size()));
   for (int r = 0; r < exchange.size(); ++r) {
     all.push_back(make_batch(seed, r, limit, o.experts, row_bytes));
+    if ((exchange.members() >> r & 1) == 0) all.back() = {};
   }
   const Batch& own = all[static_cast<size_t>(exchange.rank())];
   auto rows = exchange.dispatch({.layer = layer,
@@ -153,7 +155,8 @@ std::string one_layer(Exchange& exchange, uint64_t seed, int layer, bool prefill
   }
   auto parts = exchange.combine(layer, out);
   if (!parts) return parts.status().message();
-  std::string s = check_parts(*parts, own, exchange.rank(), o.experts / exchange.size(), seed);
+  std::string s = check_parts(*parts, rows->max_tokens, own, exchange.members(), exchange.rank(),
+                              o.experts / exchange.size(), seed);
   return s.empty() ? s : "combine: " + s;
 }
 
@@ -181,6 +184,7 @@ std::string conform(Exchange& exchange, uint64_t seed, int steps) {
     if (!headers) return headers.status().message();
     for (int r = 0; r < exchange.size(); ++r) {
       const StepHeader& h = (*headers)[static_cast<size_t>(r)];
+      if ((exchange.members() >> r & 1) == 0) continue;
       if (h.epoch != mine.epoch || h.prefill_rows != r || h.decode_rows != mine.decode_rows) {
         return fmt::format("step {}: header of rank {}", step, r);
       }
@@ -190,6 +194,7 @@ std::string conform(Exchange& exchange, uint64_t seed, int steps) {
       std::string e = one_layer(exchange, s + static_cast<uint64_t>(layer), layer, s >> 20 & 1);
       if (!e.empty()) return fmt::format("step {} layer {}: {}", step, layer, e);
     }
+    if (Status s = exchange.settle(); !s.is_ok()) return s.message();
   }
   return "";
 }

@@ -6,9 +6,11 @@
 #include <bit>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "base/check.h"
+#include "exchange/agreement.h"
 #include "exchange/lists.h"
 #include "exchange/waiter.h"
 #include "exchange/window.h"
@@ -16,6 +18,8 @@
 namespace sortie::exchange {
 namespace {
 
+// Epochs of a new membership begin above all that were ever signalled in those before.
+constexpr int kGenerationShift = 48;
 constexpr int kPoisonByte = 0xff;  // a NaN in fp32, bf16 and e4m3
 
 struct FreeDelete {
@@ -48,12 +52,13 @@ class ExchangeOver final : public Exchange {
         experts_per_rank_(options.experts / size_),
         layout_(options, size_),
         window_(transport_->window()),
-        waiter_(transport_, options),
+        waiter_(transport_, layout_, options),
         lists_(size_, rank_, options.experts, options.topk, layout_.capacity) {
     CHECK(check_options(options, size_).is_ok(), check_options(options, size_).message());
     CHECK(transport_->window_bytes() >= layout_.bytes,
           fmt::format("a window of {} bytes for {}", transport_->window_bytes(), layout_.bytes));
     sources_.resize(static_cast<size_t>(size_));
+    headers_.resize(static_cast<size_t>(size_));
     present_.resize(static_cast<size_t>(size_ * layout_.capacity));
     destinations_.resize(static_cast<size_t>(layout_.capacity));
     meta_.resize(static_cast<size_t>(layout_.meta_stride));
@@ -71,6 +76,10 @@ class ExchangeOver final : public Exchange {
   void* parts_memory() override { return size_ > 1 ? own_parts_.get() : home_parts(); }
   void wake() override { waiter_.wake(); }
   void abort() override { waiter_.abort(); }
+  uint64_t members() const override { return waiter_.members(); }
+  Status settle() override;
+  Result<Recovery> recover(const Status& failure) override;
+  void leave(const Status& why) override;
 
   Result<ExpertRows> dispatch(const Dispatch& args) override;
   Result<CombinedParts> combine(int layer, const void* parts) override;
@@ -86,6 +95,8 @@ class ExchangeOver final : public Exchange {
   float* home_parts() { return reinterpret_cast<float*>(window_ + layout_.parts_offset); }
 
   Status check(const Dispatch& args) const;
+  void poison_rows();
+  void poison_parts();
   void find_destinations(const Dispatch& args);
   void send_tokens(const Dispatch& args);
   Status read_sources(const Dispatch& args);
@@ -102,10 +113,13 @@ class ExchangeOver final : public Exchange {
 
   uint64_t epoch_ = 0;         // of dispatch and its combine
   uint64_t header_epoch_ = 0;  // of all_gather
+  uint64_t completed_ = 0;     // header epoch of the last step that this rank has finished
+  bool settling_ = false;      // and whose fate it does not know
   bool dispatched_ = false;    // a combine is due
   int64_t max_tokens_ = 0;     // slots a source in the last dispatch's mode
   ExpertRows rows_;
   std::vector<SourceTokens> sources_;   // by rank
+  std::vector<StepHeader> headers_;     // by rank
   std::vector<uint64_t> destinations_;  // by own token: the ranks with an expert of it
   std::vector<uint8_t> present_;
   std::vector<std::byte> meta_;
@@ -126,21 +140,29 @@ Status ExchangeOver::check(const Dispatch& args) const {
         fmt::format("layer {}, dispatch: rows of {} bytes, and at most {} were announced",
                     args.layer, args.row_bytes, options_.widest_row_bytes));
   }
+  if (size_ * layout_.row_stride(args.row_bytes) > std::numeric_limits<int32_t>::max()) {
+    return Status::internal(fmt::format(
+        "layer {}, dispatch: rows of {} bytes lie too far apart in a window made for {} bytes",
+        args.layer, args.row_bytes, options_.widest_row_bytes));
+  }
   return check_ids({args.ids, static_cast<size_t>(args.tokens * options_.topk)}, options_.topk,
                    options_.experts, rank_, args.layer);
 }
 
 void ExchangeOver::find_destinations(const Dispatch& args) {
-  std::fill_n(present_.begin(), static_cast<int64_t>(size_) * max_tokens_, uint8_t{0});
+  for (int r = 0; r < size_; ++r) {
+    std::fill_n(present_.begin() + r * layout_.capacity, max_tokens_, uint8_t{0});
+  }
   for (int64_t t = 0; t < args.tokens; ++t) {
     uint64_t ranks = 0;
     for (int k = 0; k < options_.topk; ++k) {
       const int32_t id = args.ids[t * options_.topk + k];
       if (id >= 0) ranks |= uint64_t{1} << (id / experts_per_rank_);
     }
+    ranks &= waiter_.members();  // a lost expert's part is zero; the weights stay as they are
     destinations_[static_cast<size_t>(t)] = ranks;
     for (; ranks != 0; ranks &= ranks - 1) {
-      present_[static_cast<size_t>(std::countr_zero(ranks) * max_tokens_ + t)] = 1;
+      present_[static_cast<size_t>(std::countr_zero(ranks) * layout_.capacity + t)] = 1;
     }
   }
 }
@@ -157,10 +179,12 @@ void ExchangeOver::send_tokens(const Dispatch& args) {
     std::memcpy(meta_.data() + sizeof meta + ids_bytes, args.weights, ids_bytes);
   }
   const auto meta_bytes = static_cast<int64_t>(sizeof meta + 2 * ids_bytes);
-  const int64_t own_rows = layout_.rows_offset + rank_ * max_tokens_ * args.row_bytes;
+  const int64_t own_rows =
+      layout_.rows_offset + rank_ * layout_.row_stride(args.row_bytes) * args.row_bytes;
   // Starting behind oneself, so that the ranks do not all write to rank 0 first.
   for (int i = 1; i <= size_; ++i) {
     const int peer = (rank_ + i) % size_;
+    if (!waiter_.is_member(peer)) continue;
     if (peer == rank_) {
       std::memcpy(window_ + layout_.meta(rank_), meta_.data(), static_cast<size_t>(meta_bytes));
     } else {
@@ -186,6 +210,10 @@ void ExchangeOver::send_tokens(const Dispatch& args) {
 // The peers' words index memory here, so they are checked even though each has checked its own.
 Status ExchangeOver::read_sources(const Dispatch& args) {
   for (int source = 0; source < size_; ++source) {
+    if (!waiter_.is_member(source)) {  // whatever lies there, it may still be writing
+      sources_[static_cast<size_t>(source)] = {};
+      continue;
+    }
     const std::byte* at = window_ + layout_.meta(source);
     DispatchMeta meta;
     std::memcpy(&meta, at, sizeof meta);
@@ -212,25 +240,21 @@ Result<ExpertRows> ExchangeOver::dispatch(const Dispatch& args) {
   const Place place{.layer = args.layer, .phase = Phase::kDispatch};
   RETURN_IF_ERROR(waiter_.ready(place));
   CHECK(!dispatched_, "a dispatch without the combine of the one before");
-  if (Status s = check(args); !s.is_ok()) return waiter_.fail(std::move(s), -1, place, false);
+  if (Status s = check(args); !s.is_ok()) return waiter_.fail(std::move(s), place);
 
   ++epoch_;
   max_tokens_ = normal(args) ? options_.max_normal_tokens : options_.max_dispatch_tokens;
   find_destinations(args);
-  if (options_.poison) {
-    std::memset(home_parts(), kPoisonByte, static_cast<size_t>(layout_.parts_bytes));
-    std::memset(parts_buffer(), kPoisonByte, static_cast<size_t>(layout_.parts_bytes));
-  }
+  if (options_.poison) poison_parts();
   send_tokens(args);
   RETURN_IF_ERROR(waiter_.wait_all(kDispatched, epoch_, place));
-  if (Status s = read_sources(args); !s.is_ok()) {
-    return waiter_.fail(std::move(s), -1, place, false);
-  }
+  if (Status s = read_sources(args); !s.is_ok()) return waiter_.fail(std::move(s), place);
   rows_ = {.ranks = size_,
            .rank = rank_,
            .experts = options_.experts,
            .local_experts = experts_per_rank_,
            .max_tokens = max_tokens_,
+           .row_stride = layout_.row_stride(args.row_bytes),
            .rows = window_ + layout_.rows_offset,
            .row_bytes = args.row_bytes};
   lists_.build(sources_, rows_);
@@ -246,12 +270,10 @@ Result<CombinedParts> ExchangeOver::combine(int layer, const void* parts) {
 
   const int64_t hidden = options_.hidden;
   const auto row_bytes = hidden * static_cast<int64_t>(sizeof(float));
-  if (options_.poison) {
-    std::memset(window_ + layout_.meta_offset, kPoisonByte,
-                static_cast<size_t>(layout_.parts_offset - layout_.meta_offset));
-  }
+  if (options_.poison) poison_rows();
   for (int i = 1; i <= size_; ++i) {
     const int home = (rank_ + i) % size_;
+    if (!waiter_.is_member(home)) continue;
     // A part goes home if any of this rank's experts had the token, as the lists say.
     const int32_t* offsets = rows_.slot_offsets + home * max_tokens_;
     for_runs(
@@ -259,7 +281,7 @@ Result<CombinedParts> ExchangeOver::combine(int layer, const void* parts) {
         [&](int64_t begin, int64_t end) {
           const float* from =
               static_cast<const float*>(parts) + (home * max_tokens_ + begin) * hidden;
-          const int64_t to = (rank_ * max_tokens_ + begin) * row_bytes;
+          const int64_t to = (rank_ * layout_.capacity + begin) * row_bytes;
           const int64_t bytes = (end - begin) * row_bytes;
           if (home != rank_) {
             transport_->put(home, layout_.parts_offset + to, from, bytes);
@@ -272,7 +294,7 @@ Result<CombinedParts> ExchangeOver::combine(int layer, const void* parts) {
   }
   RETURN_IF_ERROR(waiter_.wait_all(kCombined, epoch_, place));
   return CombinedParts{.ranks = size_,
-                       .max_tokens = max_tokens_,
+                       .max_tokens = layout_.capacity,
                        .rows = window_ + layout_.parts_offset,
                        .present = present_.data()};
 }
@@ -284,14 +306,79 @@ Result<std::span<const StepHeader>> ExchangeOver::all_gather(const StepHeader& m
   const int64_t own = layout_.header(header_epoch_, rank_);
   std::memcpy(window_ + own, &mine, sizeof mine);
   for (int peer = 0; peer < size_; ++peer) {
-    if (peer == rank_) continue;
+    if (peer == rank_ || !waiter_.is_member(peer)) continue;
     transport_->put(peer, own, &mine, sizeof mine);
     transport_->signal(peer, kHeader, header_epoch_);
   }
   RETURN_IF_ERROR(waiter_.wait_all(kHeader, header_epoch_, place));
-  return std::span<const StepHeader>(
-      reinterpret_cast<const StepHeader*>(window_ + layout_.header(header_epoch_, 0)),
-      static_cast<size_t>(size_));
+  for (int r = 0; r < size_; ++r) {
+    StepHeader& header = headers_[static_cast<size_t>(r)];
+    header = {};
+    if (waiter_.is_member(r)) {
+      std::memcpy(&header, window_ + layout_.header(header_epoch_, r), sizeof header);
+    }
+  }
+  return std::span<const StepHeader>(headers_);
+}
+
+Status ExchangeOver::settle() {
+  if (options_.on_loss == OnLoss::kFail) return Status::ok();
+  const Place place{.phase = Phase::kSettle};
+  RETURN_IF_ERROR(waiter_.ready(place));
+  completed_ = header_epoch_;
+  settling_ = true;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_ || !waiter_.is_member(peer)) continue;
+    transport_->signal(peer, kSettled, header_epoch_);
+  }
+  RETURN_IF_ERROR(waiter_.wait_all(kSettled, header_epoch_, place));
+  settling_ = false;
+  return Status::ok();
+}
+
+Result<Recovery> ExchangeOver::recover(const Status& failure) {
+  if (!waiter_.failure().may_go_on) return failure;
+  const uint64_t before = waiter_.members();
+  ASSIGN_OR_RETURN(const Decision decision,
+                   agree(*transport_, layout_, options_, waiter_, completed_));
+  Recovery recovery{.step_stands = settling_ && decision.completed >= completed_};
+  for (uint64_t lost = before & ~decision.members; lost != 0; lost &= lost - 1) {
+    const int rank = std::countr_zero(lost);
+    recovery.lost.push_back({rank, sentence(decision.notes[rank])});
+  }
+  epoch_ = header_epoch_ = completed_ = decision.generation << kGenerationShift;
+  settling_ = false;
+  dispatched_ = false;
+  return recovery;
+}
+
+void ExchangeOver::leave(const Status& why) {
+  if (why.is_ok()) {
+    waiter_.leave();
+  } else if (waiter_.failure().status.is_ok()) {  // otherwise the others know already
+    (void)waiter_.fail(why, {.phase = Phase::kHeader});
+  }
+}
+
+// Only where members write: what a lost rank does to its places is nobody's business.
+void ExchangeOver::poison_rows() {
+  for (int source = 0; source < size_; ++source) {
+    if (!waiter_.is_member(source)) continue;
+    std::memset(window_ + layout_.meta(source), kPoisonByte,
+                static_cast<size_t>(layout_.meta_stride));
+    std::memset(window_ + layout_.rows_offset + source * rows_.row_stride * rows_.row_bytes,
+                kPoisonByte, static_cast<size_t>(layout_.capacity * rows_.row_bytes));
+  }
+}
+
+void ExchangeOver::poison_parts() {
+  const auto bytes = static_cast<size_t>(layout_.capacity * options_.hidden) * sizeof(float);
+  for (int source = 0; source < size_; ++source) {
+    if (!waiter_.is_member(source)) continue;
+    std::memset(window_ + layout_.parts_offset + static_cast<size_t>(source) * bytes, kPoisonByte,
+                bytes);
+  }
+  std::memset(parts_memory(), kPoisonByte, static_cast<size_t>(layout_.parts_bytes));
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/exchange_layout.h"
@@ -15,6 +17,9 @@ namespace sortie::exchange {
 
 enum class Mode : uint8_t { kLowLatency, kNormal, kAuto };
 
+// What the ranks do when one of them is lost (docs/exchange.md, "Loss").
+enum class OnLoss : uint8_t { kFail, kDegrade };
+
 constexpr int kMaxRanks = 64;  // a token's destinations are a 64-bit mask
 
 struct Options {
@@ -25,6 +30,7 @@ struct Options {
   int64_t max_dispatch_tokens = 0;  // M: tokens a rank may dispatch in low_latency
   int64_t max_normal_tokens = 0;    // the same for normal: prefill chunk rows + decode rows a rank
   Mode mode = Mode::kAuto;
+  OnLoss on_loss = OnLoss::kFail;
   Duration exchange_timeout = seconds(10);  // from a peer's last sign of life
   Duration step_timeout = seconds(300);     // alive but stuck
   // May a wait spin (20 us) before it sleeps? Only where every thread of every rank has a core.
@@ -60,8 +66,23 @@ struct alignas(64) StepHeader {
   int32_t flags = 0;  // bit 0: this rank wants the group to stop
 };
 
+// A rank that the group goes on without, and the sentence that names it, the layer and the phase.
+struct Loss {
+  int rank = -1;
+  std::string sentence;
+};
+
+// What the survivors have agreed on.
+struct Recovery {
+  // This rank was in settle() when the loss was found, and every survivor had come as far: the step
+  // stands. False: the step that failed is void, or none was under way.
+  bool step_stands = false;
+  std::vector<Loss> lost;  // since the last agreement
+};
+
 // One rank's end of the exchange. Calls are made in the same order on every rank, also by ranks
-// with no tokens. Any error is final for the group: kRankLost names the rank, layer and phase.
+// with no tokens. Errors are final: kRankLost names the rank, layer and phase. Only with kDegrade
+// may a rank go on after one, if recover() says so.
 class Exchange {
  public:
   virtual ~Exchange() = default;
@@ -91,6 +112,19 @@ class Exchange {
   // or wake() was called or `most` has passed (false).
   virtual Result<bool> wait_for_peers(Duration most) = 0;
   virtual void wake() = 0;  // from any thread: ends this rank's wait_for_peers
+
+  // The ranks of the group as bits: all but those that were lost.
+  virtual uint64_t members() const {
+    return size() == 64 ? ~uint64_t{0} : (uint64_t{1} << size()) - 1;
+  }
+  // kDegrade: ends a step. ok: every member has finished it, so its results may be published.
+  // kFail: does nothing, for nothing goes on after a loss.
+  virtual Status settle() { return Status::ok(); }
+  // After a call failed with `failure`: agrees with the survivors on who is left. An error: this
+  // rank cannot go on (always so with kFail; this rank is out of the group; rank 0 is lost).
+  virtual Result<Recovery> recover(const Status& failure) { return failure; }
+  // This rank's last call: it takes no further part. `why` is ok after a stop that all know of.
+  virtual void leave(const Status& why) { (void)why; }
 
   // Stops waiting for ever: every wait in progress and to come returns kCancelled. Any thread.
   virtual void abort() = 0;

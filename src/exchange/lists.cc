@@ -28,11 +28,13 @@ ListBuilder::ListBuilder(int ranks, int rank, int experts, int topk, int64_t max
   slot_offsets_.resize(slots + 1);
   slot_cursor_.resize(slots);
   slot_entries_.resize(entries);
+  entry_slot_.resize(entries);
 }
 
 void ListBuilder::build(std::span<const SourceTokens> sources, ExpertRows& out) {
   const int64_t max_tokens = out.max_tokens;
   const int64_t slots = static_cast<int64_t>(sources.size()) * max_tokens;
+  const int64_t row_stride = out.row_stride > 0 ? out.row_stride : max_tokens;
   const auto local = [this](int32_t id) { return id - first_expert_; };
   const auto is_local = [this](int32_t e) { return e >= 0 && e < local_experts_; };
 
@@ -60,20 +62,23 @@ void ListBuilder::build(std::span<const SourceTokens> sources, ExpertRows& out) 
   for (size_t source = 0; source < sources.size(); ++source) {
     const SourceTokens& s = sources[source];
     const int64_t slot0 = static_cast<int64_t>(source) * max_tokens;
+    const int64_t row0 = static_cast<int64_t>(source) * row_stride;
     for (int64_t i = 0; i < s.tokens * topk_; ++i) {
       const int32_t e = local(s.ids[i]);
       if (!is_local(e)) continue;
       const int32_t entry = cursor_[e]++;
-      row_index_[entry] = static_cast<int32_t>(slot0 + i / topk_);
+      row_index_[entry] = static_cast<int32_t>(row0 + i / topk_);
+      entry_slot_[entry] = static_cast<int32_t>(slot0 + i / topk_);
       row_weight_[entry] = s.weights[i];
     }
   }
   // Entries ascend by expert, and within one expert a slot's entries ascend by k.
   const int32_t entries = offsets_[local_experts_];
   for (int32_t entry = 0; entry < entries; ++entry) {
-    slot_entries_[slot_cursor_[row_index_[entry]]++] = entry;
+    slot_entries_[slot_cursor_[entry_slot_[entry]]++] = entry;
   }
 
+  out.row_stride = row_stride;
   out.entries = entries;
   out.offsets = offsets_.data();
   out.row_index = row_index_.data();

@@ -25,9 +25,9 @@ class ListBuilder {
  public:
   ListBuilder(int ranks, int rank, int experts, int topk, int64_t max_tokens);
 
-  // Fills the list fields of `out`, whose max_tokens (at most the builder's) and identity are set
-  // already. `sources` holds one entry a rank, with ids that check_ids accepted. The lists stay
-  // until the next call.
+  // Fills the list fields of `out`, whose max_tokens (at most the builder's), row_stride and
+  // identity are set already. `sources` holds one entry a rank, with ids that check_ids accepted.
+  // The lists stay until the next call.
   void build(std::span<const SourceTokens> sources, ExpertRows& out);
 
  private:
@@ -41,6 +41,7 @@ class ListBuilder {
   std::vector<int32_t> slot_offsets_;  // [slots + 1]
   std::vector<int32_t> slot_cursor_;   // [slots]
   std::vector<int32_t> slot_entries_;  // [entries]
+  std::vector<int32_t> entry_slot_;    // [entries]
 };
 
 }  // namespace sortie::exchange

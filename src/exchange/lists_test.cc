@@ -30,6 +30,13 @@ TEST(Lists, SmallCaseByHand) {
             (std::vector<int32_t>{0, 2, 2, 2, 3, 5, 5}));
   EXPECT_EQ(std::vector<int32_t>(rows.slot_entries, rows.slot_entries + 5),
             (std::vector<int32_t>{0, 1, 2, 3, 4}));
+
+  rows.row_stride = 10;  // rows further apart, the same slots
+  builder.build(sources, rows);
+  EXPECT_EQ(std::vector<int32_t>(rows.row_index, rows.row_index + 5),
+            (std::vector<int32_t>{0, 0, 10, 11, 11}));
+  EXPECT_EQ(std::vector<int32_t>(rows.slot_offsets, rows.slot_offsets + 7),
+            (std::vector<int32_t>{0, 2, 2, 2, 3, 5, 5}));
 }
 
 TEST(Lists, NoTokensAtAll) {

@@ -1,5 +1,6 @@
 #include "exchange/local.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
@@ -27,6 +28,9 @@ struct LocalRank {
   std::atomic<bool> sending{true};
   std::atomic<bool> ended{false};
   std::atomic<Duration> delay{Duration::zero()};
+  std::atomic<bool> paused{false};
+  std::atomic<int> island{0};
+  std::atomic<TimePoint> moved{TimePoint{}};
 };
 
 class Group final : public FaultControl {
@@ -65,6 +69,16 @@ class Group final : public FaultControl {
   void freeze(int rank) override { at(rank).sending = false; }
   void delay(int rank, Duration each_signal) override { at(rank).delay = each_signal; }
 
+  void pause(int rank) override { at(rank).paused = true; }
+  void resume(int rank) override {
+    at(rank).paused = false;
+    at(rank).paused.notify_all();
+  }
+  void move(int rank, int island) override {
+    at(rank).moved = Clock::now();
+    at(rank).island = island;
+  }
+
   LocalRank& at(int rank) { return ranks_[static_cast<size_t>(rank)]; }
   int size() const { return static_cast<int>(ranks_.size()); }
   int64_t window_bytes() const { return window_bytes_; }
@@ -74,7 +88,7 @@ class Group final : public FaultControl {
     std::unique_lock lock(mutex_);
     while (!stop_) {
       for (LocalRank& r : ranks_) {
-        if (r.beating) r.life = Clock::now();
+        if (r.beating && !r.paused) r.life = Clock::now();
       }
       stopped_.wait_for(lock, kBeat);
     }
@@ -98,22 +112,30 @@ class LocalTransport final : public Transport {
   int64_t window_bytes() const override { return group_->window_bytes(); }
 
   void put(int peer, int64_t offset, const void* data, int64_t bytes) override {
-    if (me().sending) group_->at(peer).shared.put(offset, data, bytes);
+    me().paused.wait(true);
+    if (reaches(peer)) group_->at(peer).shared.put(offset, data, bytes);
   }
   void signal(int peer, int index, uint64_t epoch) override {
     if (const Duration d = me().delay; d.count() > 0) std::this_thread::sleep_for(d);
-    if (me().sending) group_->at(peer).shared.signal(index, rank_, epoch);
+    me().paused.wait(true);
+    if (reaches(peer)) group_->at(peer).shared.signal(index, rank_, epoch);
   }
   uint64_t poll(int peer, int index) override { return me().shared.poll(index, peer); }
   void sleep(Duration most) override { me().shared.bell().sleep(seen_, most); }
   void wake(int peer) override { group_->at(peer).shared.bell().ring(); }
 
-  TimePoint last_life(int peer) const override { return group_->at(peer).life; }
+  TimePoint last_life(int peer) const override {
+    const LocalRank& it = group_->at(peer);
+    if (same_island(peer)) return it.life;
+    return std::min(it.life.load(), std::max(it.moved.load(), group_->at(rank_).moved.load()));
+  }
   // A rank that has ended sees nobody either, so that its thread does not outlive the test.
   bool dead(int peer) const override { return group_->at(peer).ended || group_->at(rank_).ended; }
   std::string lane(int) const override { return "local"; }
 
  private:
+  bool same_island(int peer) const { return group_->at(peer).island == group_->at(rank_).island; }
+  bool reaches(int peer) { return me().sending && same_island(peer); }
   LocalRank& me() { return group_->at(rank_); }
 
   const std::shared_ptr<Group> group_;

@@ -17,6 +17,11 @@ class FaultControl {
   virtual void end(int rank) = 0;     // the same, and peers are told at once (its socket closed)
   virtual void freeze(int rank) = 0;  // the heartbeat goes on; what it sends vanishes
   virtual void delay(int rank, Duration each_signal) = 0;  // merely slow
+  // Like SIGSTOP and SIGCONT: no heartbeat, and what it sends waits and arrives after resume().
+  virtual void pause(int rank) = 0;
+  virtual void resume(int rank) = 0;
+  // Ranks on different islands neither reach nor see each other. All begin on island 0.
+  virtual void move(int rank, int island) = 0;
 };
 
 struct LocalGroup {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <barrier>
 #include <functional>
 #include <string>
 #include <thread>
@@ -271,6 +273,290 @@ TEST(Local, IdleRanksNoticeALostPeer) {
   ASSERT_FALSE(r.is_ok());
   EXPECT_TRUE(contains(r.status().message(),
                        "rank 1 was lost while idle: its process has ended; restart the group"));
+}
+
+// ---- Going on without a rank (kDegrade)
+
+Options degrading(int ranks, double exchange, double step = 20) {
+  Options o = with_timeouts(ranks, exchange, step);
+  o.on_loss = OnLoss::kDegrade;
+  return o;
+}
+
+// One step of two layers, as the engine runs it.
+Status one_step(Exchange& e) {
+  OneToken one(e);
+  RETURN_IF_ERROR(e.all_gather({}).status());
+  RETURN_IF_ERROR(one.layer(0));
+  RETURN_IF_ERROR(one.layer(1));
+  return e.settle();
+}
+
+// A rank's way through `steps` good steps, as the engine goes it.
+struct Walk {
+  int good = 0;
+  std::vector<Loss> lost;
+  Status status;
+};
+Walk walk(Exchange& e, int steps, const std::function<void(int good)>& before_step) {
+  Walk w;
+  while (w.good < steps) {
+    before_step(w.good);
+    const Status s = one_step(e);
+    if (s) {
+      ++w.good;
+      continue;
+    }
+    const Result<Recovery> r = e.recover(s);
+    if (!r) {
+      w.status = r.status();
+      e.leave(w.status);
+      return w;
+    }
+    w.good += r->step_stands ? 1 : 0;
+    w.lost.insert(w.lost.end(), r->lost.begin(), r->lost.end());
+  }
+  return w;
+}
+
+std::vector<Walk> walk_all(Ranks& ranks, int steps,
+                           const std::function<void(Exchange&, int)>& before) {
+  std::vector<Walk> walks(ranks.ends.size());
+  ranks.run([&](Exchange& e) {
+    walks[static_cast<size_t>(e.rank())] = walk(e, steps, [&](int good) { before(e, good); });
+  });
+  return walks;
+}
+
+class LocalDegrade : public testing::TestWithParam<How> {};
+
+// Rank 2 fails between steps; the others agree, and what they compute afterwards is what the
+// definition says of a group without its experts.
+TEST_P(LocalDegrade, SurvivorsGoOn) {
+  const How how = GetParam();
+  Ranks ranks(4, degrading(4, 0.3, how == How::kFreeze ? 0.3 : 20));
+  std::vector<std::string> results(4);
+  const TimePoint began = Clock::now();
+  const std::vector<Walk> walks = walk_all(ranks, 6, [&](Exchange& e, int good) {
+    if (e.rank() != 2 || good != 3) return;
+    if (how == How::kKill) ranks.group.faults->kill(2);
+    if (how == How::kEnd) ranks.group.faults->end(2);
+    if (how == How::kFreeze) ranks.group.faults->freeze(2);
+  });
+  EXPECT_LT(to_seconds(Clock::now() - began), 3);
+  for (const size_t r : {0U, 1U, 3U}) {
+    EXPECT_TRUE(walks[r].status) << walks[r].status.message();
+    EXPECT_EQ(walks[r].good, 6);
+    ASSERT_EQ(walks[r].lost.size(), 1U);
+    EXPECT_EQ(walks[r].lost[0].rank, 2);
+    EXPECT_EQ(walks[r].lost[0].sentence, walks[0].lost[0].sentence);
+    EXPECT_EQ(ranks.ends[r]->members(), 0b1011U);
+  }
+  EXPECT_TRUE(contains(walks[0].lost[0].sentence, "rank 2 was lost before a step: "))
+      << walks[0].lost[0].sentence;
+  EXPECT_EQ(walks[2].good, 3);
+  EXPECT_EQ(walks[2].status.code(), StatusCode::kRankLost);
+  // A frozen rank misses the others as they miss it, and may find that first.
+  if (how != How::kFreeze) {
+    EXPECT_TRUE(contains(walks[2].status.message(), how == How::kEnd
+                                                        ? "rank 2 was lost "
+                                                        : "rank 2 is out of the group and ends"))
+        << walks[2].status.message();
+  }
+  ranks.run([&](Exchange& e) {
+    if (e.rank() != 2) results[static_cast<size_t>(e.rank())] = conform(e, 3, 100);
+  });
+  for (const std::string& error : results) EXPECT_EQ(error, "");
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LocalDegrade, testing::Values(How::kKill, How::kEnd, How::kFreeze));
+
+// Like a process that was stopped: what it still writes when it goes on must not reach anything
+// that the others read. conform() checks every byte; the poison makes reuse visible.
+TEST(LocalDegrade, ALateRankIsFencedAndCorruptsNothing) {
+  for (uint64_t seed = 1; seed <= 6; ++seed) {
+    Ranks ranks(4, degrading(4, 0.15));
+    std::vector<std::string> results(4);
+    std::thread stopper([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(3 * seed));
+      ranks.group.faults->pause(3);
+    });
+    ranks.run([&](Exchange& e) {
+      std::string error = conform(e, seed, 1'000'000);
+      const Result<Recovery> r = e.recover(Status::rank_lost(error));
+      if (e.rank() == 3) {
+        EXPECT_FALSE(r);
+        EXPECT_TRUE(contains(r.status().message(),
+                             "rank 3 is out of the group and ends: rank 0 "
+                             "went on without it"))
+            << r.status().message();
+        return;
+      }
+      ASSERT_TRUE(r) << r.status().message();
+      if (e.rank() == 0) ranks.group.faults->resume(3);
+      results[static_cast<size_t>(e.rank())] = conform(e, seed, 300);
+    });
+    stopper.join();
+    for (const std::string& error : results) EXPECT_EQ(error, "");
+  }
+}
+
+TEST(LocalDegrade, OneLossAfterAnotherUpToTheLastRank) {
+  Ranks ranks(4, degrading(4, 0.2));
+  const std::vector<Walk> walks = walk_all(ranks, 9, [&](Exchange& e, int good) {
+    if (e.rank() == 1 && good == 2) ranks.group.faults->end(1);
+    if (e.rank() == 3 && good == 4) ranks.group.faults->kill(3);
+    if (e.rank() == 2 && good == 6) ranks.group.faults->freeze(2), ranks.group.faults->kill(2);
+  });
+  EXPECT_TRUE(walks[0].status) << walks[0].status.message();
+  EXPECT_EQ(walks[0].good, 9);
+  EXPECT_EQ(walks[0].lost.size(), 3U);
+  EXPECT_EQ(ranks.ends[0]->members(), 1U);
+  EXPECT_EQ(walks[1].good, 2);
+  EXPECT_EQ(walks[3].good, 4);
+  EXPECT_EQ(walks[2].good, 6);
+}
+
+// Two at once, and the one that notices dies before it can report.
+TEST(LocalDegrade, ARankLostDuringTheAgreement) {
+  Ranks ranks(4, degrading(4, 0.3));
+  const TimePoint began = Clock::now();
+  std::vector<Walk> walks(4);
+  ranks.run([&](Exchange& e) {
+    const auto me = static_cast<size_t>(e.rank());
+    if (e.rank() == 1) {
+      EXPECT_TRUE(one_step(e));
+      return ranks.group.faults->kill(1);
+    }
+    if (e.rank() == 2) {
+      EXPECT_TRUE(one_step(e));
+      EXPECT_FALSE(one_step(e));
+      return ranks.group.faults->kill(2);  // has told the others, but does not agree
+    }
+    walks[me] = walk(e, 4, [](int) {});
+  });
+  EXPECT_LT(to_seconds(Clock::now() - began), 3);
+  for (const size_t r : {0U, 3U}) {
+    EXPECT_TRUE(walks[r].status) << walks[r].status.message();
+    EXPECT_EQ(walks[r].good, 4);
+    EXPECT_EQ(ranks.ends[r]->members(), 0b1001U);
+  }
+}
+
+TEST(LocalDegrade, WithoutRankZeroTheGroupEnds) {
+  for (const bool cut : {false, true}) {
+    Ranks ranks(4, degrading(4, 0.25));
+    const std::vector<Walk> walks = walk_all(ranks, 6, [&](Exchange& e, int good) {
+      if (e.rank() != 0 || good != 2) return;
+      if (!cut) return ranks.group.faults->end(0);
+      ranks.group.faults->move(2, 1);
+      ranks.group.faults->move(3, 1);
+    });
+    if (!cut) {
+      for (const Walk& w : walks) {
+        EXPECT_EQ(w.good, 2);
+        EXPECT_TRUE(contains(w.status.message(), "rank 0 was lost")) << w.status.message();
+      }
+      continue;
+    }
+    for (const size_t r : {0U, 1U}) {
+      EXPECT_EQ(walks[r].good, 6) << walks[r].status.message();
+      EXPECT_EQ(ranks.ends[r]->members(), 0b0011U);
+    }
+    for (const size_t r : {2U, 3U}) {
+      EXPECT_LE(walks[r].good, 3);
+      EXPECT_TRUE(contains(walks[r].status.message(),
+                           "rank 0 was lost while the ranks agreed on who is left: no sign of "
+                           "life") ||
+                  contains(walks[r].status.message(), "rank 0 was lost before a step"))
+          << walks[r].status.message();
+      EXPECT_TRUE(contains(walks[r].status.message(), "it holds the front, so the group ends"));
+    }
+  }
+}
+
+// Some ranks have finished the step when the loss is found, others have not: all must say the same
+// of it.
+TEST(LocalDegrade, AStepStandsForAllOrForNone) {
+  for (const bool all_finished : {false, true}) {
+    Ranks ranks(4, degrading(4, 0.25));
+    std::array<bool, 4> stands{};
+    std::barrier dispatched(4);
+    ranks.run([&](Exchange& e) {
+      OneToken one(e);
+      ASSERT_TRUE(e.all_gather({}));
+      ASSERT_TRUE(one.dispatch(0));
+      dispatched.arrive_and_wait();
+      Status s;
+      if (e.rank() == 3) {
+        // Its parts reach ranks 0 and 2 alone, or everybody; then it is gone.
+        if (!all_finished) ranks.group.faults->move(1, 1);
+        std::fill_n(e.parts_buffer(), 4 * 17 * 24, 1.0F);
+        (void)e.combine(0, e.parts_buffer());
+        ranks.group.faults->kill(3);
+        return;
+      }
+      if (all_finished) {
+        ASSERT_TRUE(one.combine(0));
+      } else {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        ranks.group.faults->move(1, 0);
+        s = one.combine(0);
+        EXPECT_EQ(s.is_ok(), e.rank() != 1);
+      }
+      if (s) s = e.settle();
+      ASSERT_FALSE(s);
+      const Result<Recovery> r = e.recover(s);
+      ASSERT_TRUE(r) << r.status().message();
+      stands[static_cast<size_t>(e.rank())] = r->step_stands;
+    });
+    for (const size_t r : {0U, 1U, 2U}) EXPECT_EQ(stands[r], all_finished);
+  }
+}
+
+TEST(LocalDegrade, IdleRanksAgreeToo) {
+  Ranks ranks(3 + 1, degrading(4, 0.3));
+  ranks.group.faults->end(1);
+  ranks.run([&](Exchange& e) {
+    auto r = e.wait_for_peers(seconds(5));
+    ASSERT_FALSE(r);
+    const Result<Recovery> recovery = e.recover(r.status());
+    if (e.rank() == 1) {
+      EXPECT_FALSE(recovery);
+      return;
+    }
+    ASSERT_TRUE(recovery) << recovery.status().message();
+    EXPECT_FALSE(recovery->step_stands);
+    ASSERT_EQ(recovery->lost.size(), 1U);
+    EXPECT_EQ(recovery->lost[0].sentence, "rank 1 was lost while idle: its process has ended");
+    EXPECT_TRUE(one_step(e));
+  });
+}
+
+// A rank that was told to stop has left while another still finds a loss: that one stops too.
+TEST(LocalDegrade, AStopIsNotMistakenForALoss) {
+  for (const int leaver : {0, 1}) {
+    Ranks ranks(2 + 2, degrading(4, 0.2));
+    ranks.run([&](Exchange& e) {
+      ASSERT_TRUE(one_step(e));
+      if (e.rank() == 3) return ranks.group.faults->kill(3);
+      if (e.rank() == leaver) return e.leave(Status::ok());
+      const Status s = one_step(e);
+      ASSERT_FALSE(s);
+      const Result<Recovery> r = e.recover(s);
+      ASSERT_FALSE(r);
+      EXPECT_EQ(r.status().code(), StatusCode::kCancelled) << r.status().message();
+      e.leave(Status::ok());
+    });
+  }
+}
+
+TEST(LocalDegrade, InFailModeThereIsNoRecovery) {
+  Ranks ranks(2, with_timeouts(2, 0.3, 5));
+  ranks.group.faults->end(1);
+  const Status s = one_step(*ranks.ends[0]);
+  EXPECT_EQ(s.code(), StatusCode::kRankLost);
+  EXPECT_EQ(ranks.ends[0]->recover(s).status().message(), s.message());
 }
 
 TEST(Options, AreCheckedInTheWordsOfTheFlags) {

@@ -10,7 +10,7 @@
 namespace sortie::exchange {
 
 // The signal words that a rank keeps for each of its peers.
-enum Signal : int { kDispatched, kCombined, kHeader, kFault, kSignals };
+enum Signal : int { kDispatched, kCombined, kHeader, kSettled, kFault, kAgreed, kSignals };
 
 // What an exchange needs of the wire between the ranks of a group: one-sided writes into a peer's
 // window, signals that arrive after them, and signs of life. `local` (threads of a process) and

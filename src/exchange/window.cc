@@ -6,6 +6,8 @@
 #include <bit>
 #include <limits>
 
+#include "exchange/agreement.h"
+
 namespace sortie::exchange {
 namespace {
 int64_t align64(int64_t n) { return (n + 63) / 64 * 64; }
@@ -19,10 +21,15 @@ WindowLayout::WindowLayout(const Options& o, int ranks)
   meta_offset = 2 * ranks * static_cast<int64_t>(sizeof(StepHeader));
   meta_stride = align64(static_cast<int64_t>(sizeof(DispatchMeta)) + capacity * o.topk * per_id);
   rows_offset = meta_offset + ranks * meta_stride;
-  rows_bytes = align64(ranks * capacity * o.widest_row_bytes);
+  source_bytes = (capacity + ranks) * o.widest_row_bytes;
+  rows_bytes = align64(ranks * source_bytes);
   parts_offset = rows_offset + rows_bytes;
   parts_bytes = align64(ranks * capacity * o.hidden * static_cast<int64_t>(sizeof(float)));
-  bytes = parts_offset + parts_bytes;
+  reports_offset = parts_offset + parts_bytes;
+  report_stride = align64(sizeof(Report));
+  decisions_offset = reports_offset + ranks * report_stride;
+  decision_stride = align64(sizeof(Decision));
+  bytes = decisions_offset + 2 * decision_stride;
 }
 
 int64_t Options::window_bytes(int ranks) const { return WindowLayout(*this, ranks).bytes; }

@@ -127,7 +127,7 @@ Status DeepSeek<T>::moe(const MoeWeights& w, int layer, const Shared& s, const T
   laps_.lap(StepTimes::kDispatch);
 
   rows.data = const_cast<std::byte*>(lists.rows);  // read only from here on
-  rows.count = lists.slots;
+  rows.count = lists.row_count();
   const int64_t inner = config_.moe_intermediate_size;
   float* gate_up = alloc<float>(lists.entries * 2 * inner);
   ops_.grouped_gemm_f32(
