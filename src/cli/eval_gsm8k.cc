@@ -90,6 +90,8 @@ class Asker {
     if (!ids.is_ok()) return fail(ids.status());
     const std::vector<std::string> stop =
         options_.chat ? std::vector<std::string>{} : std::vector<std::string>{"Question"};
+    const size_t losses = engine_.losses().size();
+    answer = {};
     auto stream = std::make_shared<TextStream>(tokenizer_, stop);
     stream->submit(engine_, {.prompt = *ids, .sampling = options_.sampling});
     do {
@@ -97,6 +99,10 @@ class Asker {
       answer.text += piece.text;
       answer.last = piece.event;
     } while (answer.last.finish == engine::FinishReason::kNone);
+    // With --on-rank-loss degrade the rest of the group can still take the question.
+    if (answer.last.finish == engine::FinishReason::kRankLost && engine_.losses().size() > losses) {
+      return ask(i);
+    }
     if (!answer.last.error.empty()) fail(Status::invalid(answer.last.error));
     answer.right = last_number(answer.text) == last_number(questions_[i].answer);
   }
@@ -131,7 +137,8 @@ Status write_answers(const std::string& path, const std::vector<Problem>& proble
         {"expected", problems[static_cast<size_t>(shots) + i].answer},
         {"answer", answers[i].text},
         {"right", answers[i].right},
-        {"tokens", answers[i].last.generated_tokens}};
+        {"tokens", answers[i].last.generated_tokens},
+        {"degraded", answers[i].last.degraded}};
     file << row.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
   }
   file.flush();
@@ -181,9 +188,11 @@ Status eval_gsm8k(Gsm8kOptions options, const Launch& launch) {
   int64_t right = 0;
   int64_t tokens = 0;
   int64_t prompt_tokens = 0;
+  int64_t degraded = 0;
   for (const Answer& a : answers) {
     right += a.right ? 1 : 0;
     tokens += a.last.generated_tokens;
+    degraded += a.last.degraded ? 1 : 0;
     prompt_tokens += a.last.prompt_tokens;
   }
   if (!options.output.empty()) {
@@ -196,6 +205,7 @@ Status eval_gsm8k(Gsm8kOptions options, const Launch& launch) {
     fmt::print("{}\n", nlohmann::ordered_json{{"accuracy", accuracy},
                                               {"right", right},
                                               {"questions", total},
+                                              {"degraded", degraded},
                                               {"low", interval.low},
                                               {"high", interval.high},
                                               {"generated_tokens", tokens},
@@ -212,6 +222,7 @@ Status eval_gsm8k(Gsm8kOptions options, const Launch& launch) {
                  preemptions);
     }
   }
+  fmt::print(stderr, "{}", degraded_note(serving.losses(), degraded, total));
   return Status::ok();
 }
 

@@ -56,7 +56,11 @@ void add_run_flags(CLI::App& app, RunOptions& o) {
       ->capture_default_str();
   app.add_option("--dist-timeout", o.dist_timeout, "seconds for all ranks to come")
       ->capture_default_str();
-  app.add_option("--on-rank-loss", o.on_rank_loss, "fail")->capture_default_str();
+  app.add_option(
+         "--on-rank-loss", o.on_rank_loss,
+         "fail: a lost rank ends all; degrade: the others go on without its experts and mark "
+         "their answers")
+      ->capture_default_str();
   app.add_flag("--quiet", o.quiet, "no plan and no progress");
 }
 

@@ -101,9 +101,9 @@ Status check(const RunOptions& o) {
   RETURN_IF_ERROR(at_least("--max-total-tokens", o.max_total_tokens, 0));
   RETURN_IF_ERROR(at_least("--decode-segment", o.decode_segment, 0));
   RETURN_IF_ERROR(at_least("--max-dispatch-tokens", o.max_dispatch_tokens, 0));
-  if (o.on_rank_loss != "fail") {
+  if (o.on_rank_loss != "fail" && o.on_rank_loss != "degrade") {
     return Status::usage(
-        fmt::format("--on-rank-loss {} is not built yet: take fail", o.on_rank_loss));
+        fmt::format("--on-rank-loss {} is unknown: take fail or degrade", o.on_rank_loss));
   }
   if (o.exchange_timeout <= 0 || o.step_timeout <= 0 || o.dist_timeout <= 0) {
     return Status::usage("--exchange-timeout, --step-timeout and --dist-timeout must be above 0 s");
@@ -339,6 +339,7 @@ Status Ranks::build() {
       .max_dispatch_tokens = o.max_dispatch_tokens,
       .max_normal_tokens = o.chunked_prefill_size + o.max_running_requests,
       .mode = mode,
+      .on_loss = degrade() ? exchange::OnLoss::kDegrade : exchange::OnLoss::kFail,
       .exchange_timeout = seconds(o.exchange_timeout),
       .step_timeout = seconds(o.step_timeout),
       .spin = o.threads * cpu_sharers_ <= available_cpus()};

@@ -84,6 +84,7 @@ class Ranks {
   std::vector<Rank>& local() { return ranks_; }
   int size() const { return options_.ep_size; }
   bool is_front() const { return first_rank_ == 0; }
+  bool degrade() const { return options_.on_rank_loss == "degrade"; }
   // Null unless the ranks are processes.
   exchange::ProcessGroup* processes() { return processes_.get(); }
   // What was decided, for the plan that run and doctor print: name and text.

@@ -47,6 +47,7 @@ class Generator {
     const Status status = options_.chat && !options_.has_prompt ? converse() : answer_once();
     Status finished = serving_->finish();
     if (signals_->caught() != 0) return Status::cancelled("stopped by a signal");
+    std::cerr << degraded_note(serving_->losses(), degraded_, answers_) << std::flush;
     RETURN_IF_ERROR(status);
     if (options_.stats) print_stats(serving_->stats());
     return finished;
@@ -99,6 +100,8 @@ class Generator {
       if (piece.event.finish == FinishReason::kNone) continue;
       if (piece.event.error.empty() || !answer.empty()) std::cout << '\n' << std::flush;
       last_ = piece.event;
+      ++answers_;
+      degraded_ += last_.degraded ? 1 : 0;
       to_first_ = to_seconds(first_token_ - start);
       after_first_ = to_seconds(Clock::now() - first_token_);
       break;
@@ -170,6 +173,8 @@ class Generator {
   std::unique_ptr<Serving> serving_;
   std::unique_ptr<SignalWatch> signals_;
   TimePoint first_token_{};
+  int64_t answers_ = 0;
+  int64_t degraded_ = 0;
   double to_first_ = 0;
   double after_first_ = 0;
   Event last_;

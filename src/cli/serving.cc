@@ -1,5 +1,7 @@
 #include "cli/serving.h"
 
+#include <fmt/format.h>
+
 #include <memory>
 #include <span>
 #include <string>
@@ -41,7 +43,7 @@ Serving::Serving(Ranks& ranks) : ranks_(ranks) {
     remote.push_back(link.get());
     links.push_back(std::move(link));
   }
-  engine_ = std::make_unique<engine::Engine>(std::move(links));
+  engine_ = std::make_unique<engine::Engine>(std::move(links), ranks.degrade());
   engine_->start();
   if (!remote.empty()) watch(remote);
 }
@@ -66,14 +68,32 @@ Status Serving::finish() {
   engine_->stop();
   Status status = engine_->join();
   stats_ = engine_->stats();
+  losses_ = engine_->losses();
   if (exchange::ProcessGroup* processes = ranks_.processes()) {
     processes->control().on_frame(nullptr);
     processes->control().on_death(nullptr);
-    const Status closed = processes->close(seconds(kGraceSeconds));
+    uint64_t lost = 0;
+    for (const exchange::Loss& l : losses_) lost |= uint64_t{1} << l.rank;
+    const Status closed = processes->close(seconds(kGraceSeconds), lost);
     if (status.is_ok()) status = closed;
   }
   engine_.reset();
   return status;
+}
+
+std::string degraded_note(const std::vector<exchange::Loss>& losses, int64_t degraded,
+                          int64_t answers) {
+  std::string note;
+  for (const exchange::Loss& l : losses) note += fmt::format("note: {}\n", l.sentence);
+  if (degraded > 0) {
+    note += answers == 1 ? "note: the answer is degraded: part of it was computed without the "
+                           "experts of lost ranks\n"
+                         : fmt::format(
+                               "note: {} of {} answers are degraded: part of each was "
+                               "computed without the experts of lost ranks\n",
+                               degraded, answers);
+  }
+  return note;
 }
 
 Status serve_rank(Ranks& ranks, bool watch_signals) {

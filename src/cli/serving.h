@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "cli/ranks.h"
@@ -22,6 +24,8 @@ class Serving {
   Status finish();
   // Of all ranks, as they were when they left.
   const std::vector<engine::RankStats>& stats() const { return stats_; }
+  // The ranks that the others went on without (--on-rank-loss degrade), also after finish().
+  std::vector<exchange::Loss> losses() const { return engine_ ? engine_->losses() : losses_; }
 
  private:
   void watch(const std::vector<engine::RemoteLink*>& remote);
@@ -29,7 +33,13 @@ class Serving {
   Ranks& ranks_;
   std::unique_ptr<engine::Engine> engine_;
   std::vector<engine::RankStats> stats_;
+  std::vector<exchange::Loss> losses_;
 };
+
+// What a command says of ranks that were lost and of answers that lack their experts; "" if there
+// is nothing to say.
+std::string degraded_note(const std::vector<exchange::Loss>& losses, int64_t degraded,
+                          int64_t answers);
 
 // A rank whose front is in another process: serves until the front stops it, or a signal that it
 // watches for.

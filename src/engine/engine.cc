@@ -1,7 +1,9 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <bit>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <thread>
 #include <utility>
@@ -59,9 +61,10 @@ FinishReason finish_reason(const Status& status) {
 
 class RankEngine::Loop {
  public:
-  Loop(model::Model& model, const EngineOptions& options, Sink sink)
+  Loop(model::Model& model, const EngineOptions& options, Sink sink, Watch watch)
       : model_(model),
         sink_(std::move(sink)),
+        watch_(std::move(watch)),
         scheduler_(scheduler_options(model, model.exchange().options(), options), sink_) {}
 
   ~Loop() {
@@ -121,16 +124,21 @@ class RankEngine::Loop {
   Status run();
   Result<bool> step();
   bool drain();
-  Result<bool> forward(Scheduler::Plan& plan);
-  void end(Status status);
+  Status forward(Scheduler::Plan& plan);
+  Result<bool> recover(const Status& failure);
+  void publish();
+  bool degraded() const;
+  void end(const Status& status);
   void refuse(const Request& request);
 
   model::Model& model_;
   const Sink sink_;
+  const Watch watch_;
   Scheduler scheduler_;
   Sampler sampler_;
   uint64_t epoch_ = 0;
   std::vector<Message> drained_;
+  std::optional<std::span<const Sampled>> unpublished_;  // of a step that may yet turn out void
 
   mutable std::mutex mutex_;  // guards what follows
   std::vector<Message> inbox_;
@@ -145,8 +153,10 @@ class RankEngine::Loop {
 Status RankEngine::Loop::run() {
   model_.threads().pin_caller();
   while (true) {
-    ASSIGN_OR_RETURN(const bool go_on, step());
-    if (!go_on) return Status::ok();
+    Result<bool> go_on = step();
+    if (!go_on) go_on = recover(go_on.status());
+    RETURN_IF_ERROR(go_on.status());
+    if (!*go_on) return Status::ok();
   }
 }
 
@@ -186,7 +196,10 @@ Result<bool> RankEngine::Loop::step() {
                                                  .decode_rows = plan.decode_rows,
                                                  .flags = stop ? kStopFlag : 0}));
   int64_t rows = 0;
-  for (const exchange::StepHeader& h : headers) {
+  const uint64_t members = model_.exchange().members();
+  for (size_t rank = 0; rank < headers.size(); ++rank) {
+    if ((members >> rank & 1) == 0) continue;
+    const exchange::StepHeader& h = headers[rank];
     if (h.epoch != epoch_) return Status::internal("the ranks disagree about the step they are in");
     if ((h.flags & kStopFlag) != 0) return false;
   }
@@ -195,10 +208,46 @@ Result<bool> RankEngine::Loop::step() {
     plan.step.any_prefill_anywhere |= h.prefill_rows > 0;
   }
   if (rows == 0) return true;  // the call was for a request that was cancelled meanwhile
-  return forward(plan);
+  RETURN_IF_ERROR(forward(plan));
+  RETURN_IF_ERROR(model_.exchange().settle());
+  publish();
+  return true;
 }
 
-Result<bool> RankEngine::Loop::forward(Scheduler::Plan& plan) {
+// After an error: true if the survivors go on, false if the group was stopped meanwhile.
+Result<bool> RankEngine::Loop::recover(const Status& failure) {
+  const bool was_degraded = degraded();
+  const Result<exchange::Recovery> recovery = model_.exchange().recover(failure);
+  if (!recovery) {
+    if (failure.code() == StatusCode::kRankLost &&
+        recovery.status().code() == StatusCode::kCancelled) {
+      return false;
+    }
+    return recovery.status();
+  }
+  // The step was computed by the members before, or else it is void and planned again.
+  if (recovery->step_stands && unpublished_) {
+    scheduler_.apply(*unpublished_, was_degraded);
+  }
+  unpublished_.reset();
+  epoch_ = 0;  // the survivors had come to different steps
+  for (const exchange::Loss& loss : recovery->lost) {
+    if (watch_.peer_lost) watch_.peer_lost(loss);
+  }
+  return true;
+}
+
+void RankEngine::Loop::publish() {
+  scheduler_.apply(*std::exchange(unpublished_, std::nullopt), degraded());
+}
+
+// Do experts of this model lie on a rank that was lost?
+bool RankEngine::Loop::degraded() const {
+  const exchange::Exchange& x = model_.exchange();
+  return model_.config().n_routed_experts > 0 && std::popcount(x.members()) < x.size();
+}
+
+Status RankEngine::Loop::forward(Scheduler::Plan& plan) {
   const TimePoint start = Clock::now();
   ASSIGN_OR_RETURN(const model::Model::Output output, model_.forward(plan.step));
   ASSIGN_OR_RETURN(const auto sampled, sampler_.sample(output.logits, plan.targets, model_));
@@ -216,25 +265,26 @@ Result<bool> RankEngine::Loop::forward(Scheduler::Plan& plan) {
     }
     stats_.times = model_.times();
   }
-  scheduler_.apply(sampled);
-  return true;
+  unpublished_ = sampled;
+  return Status::ok();
 }
 
 // The loop is over: whatever is in flight ends with the reason, and so does what comes later.
-void RankEngine::Loop::end(Status status) {
+void RankEngine::Loop::end(const Status& status) {
+  model_.exchange().leave(status);
   const FinishReason reason = finish_reason(status);
-  const std::string sentence = status.message();
   {
     const std::lock_guard lock(mutex_);
     ended_ = true;
-    status_ = std::move(status);
+    status_ = status;
     drained_.swap(inbox_);
   }
-  scheduler_.end_all(reason, sentence);
+  scheduler_.end_all(reason, status.message());
   for (const Message& m : drained_) {
     if (const auto* request = std::get_if<Request>(&m)) refuse(*request);
   }
   drained_.clear();
+  if (watch_.ended) watch_.ended(status);
 }
 
 void RankEngine::Loop::refuse(const Request& request) {
@@ -248,8 +298,8 @@ void RankEngine::Loop::refuse(const Request& request) {
   sink_(event);
 }
 
-RankEngine::RankEngine(model::Model& model, EngineOptions options, Sink sink)
-    : loop_(std::make_unique<Loop>(model, options, std::move(sink))) {}
+RankEngine::RankEngine(model::Model& model, EngineOptions options, Sink sink, Watch watch)
+    : loop_(std::make_unique<Loop>(model, options, std::move(sink), std::move(watch))) {}
 RankEngine::~RankEngine() = default;
 
 void RankEngine::start() { loop_->start(); }

@@ -37,8 +37,13 @@ struct RankStats {
 class RankEngine {
  public:
   using Sink = std::function<void(const Event&)>;
+  // News of the group, on the loop's thread.
+  struct Watch {
+    std::function<void(const exchange::Loss&)> peer_lost;  // the others go on without that rank
+    std::function<void(const Status&)> ended;              // the loop is over, all requests ended
+  };
 
-  RankEngine(model::Model& model, EngineOptions options, Sink sink);
+  RankEngine(model::Model& model, EngineOptions options, Sink sink, Watch watch = {});
   ~RankEngine();  // stops the group and joins, if that was not done
 
   void start();

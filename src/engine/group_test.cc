@@ -16,6 +16,7 @@ class FakeLink final : public RankLink {
   void submit(Request request) override { submitted.push_back(std::move(request)); }
   void cancel(uint64_t request) override { cancelled.push_back(request); }
   void stop() override { stopped = true; }
+  void lose(const Status& why) override { status = why; }
   Status join() override { return status; }
   RankStats stats() const override { return {.steps = 7}; }
 
@@ -27,14 +28,14 @@ class FakeLink final : public RankLink {
 };
 
 struct Group {
-  explicit Group(size_t ranks) {
+  explicit Group(size_t ranks, bool degrade = false) {
     std::vector<std::unique_ptr<RankLink>> list;
     for (size_t i = 0; i < ranks; ++i) {
       auto link = std::make_unique<FakeLink>();
       links.push_back(link.get());
       list.push_back(std::move(link));
     }
-    engine = std::make_unique<Engine>(std::move(list));
+    engine = std::make_unique<Engine>(std::move(list), degrade);
     engine->start();
   }
   uint64_t submit(int rank = -1) {
@@ -112,6 +113,42 @@ TEST(Engine, RefusesARankThatIsNotThere) {
   ASSERT_EQ(g.events[id].size(), 1u);
   EXPECT_EQ(g.events[id][0].finish, FinishReason::kError);
   EXPECT_EQ(g.events[id][0].error, "the request asks for rank 2, but the last rank is 1");
+}
+
+TEST(Engine, WithDegradeTheOthersGoOn) {
+  Group g(3, true);
+  const uint64_t a = g.submit(0);
+  const uint64_t b = g.submit(1);
+  g.links[1]->events.lost(Status::rank_lost("rank 1 closed its connection"));
+  EXPECT_TRUE(g.events[b].empty()) << "rank 0 will say more";
+  g.links[0]->events.peer_lost({1, "rank 1 was lost in layer 2, dispatch: its process has ended"});
+  g.links[2]->events.peer_lost({1, "rank 1 was lost, says rank 2"});
+  ASSERT_EQ(g.events[b].size(), 1u);
+  EXPECT_EQ(g.events[b][0].finish, FinishReason::kRankLost);
+  EXPECT_EQ(
+      g.events[b][0].error,
+      "rank 1 was lost in layer 2, dispatch: its process has ended; the group goes on without "
+      "it, so ask again");
+  EXPECT_TRUE(g.events[a].empty());
+  const uint64_t c = g.submit(1);
+  ASSERT_EQ(g.events[c].size(), 1u);
+  EXPECT_EQ(g.events[c][0].error, g.events[b][0].error);
+  g.submit();
+  g.submit();
+  EXPECT_EQ(g.links[1]->submitted.size(), 1u);
+  EXPECT_EQ(g.links[2]->submitted.size(), 1u);
+  g.engine->stop();
+  EXPECT_TRUE(g.engine->join().is_ok());
+  ASSERT_EQ(g.engine->losses().size(), 1u);
+}
+
+TEST(Engine, WithDegradeAGoneRankEndsWithRankZeroAtTheLatest) {
+  Group g(2, true);
+  const uint64_t b = g.submit(1);
+  g.links[1]->events.lost(Status::rank_lost("rank 1 closed its connection"));
+  g.links[0]->events.lost(Status::invalid("rank 0 failed"));
+  ASSERT_EQ(g.events[b].size(), 1u);
+  EXPECT_EQ(g.events[b][0].error, "rank 1 closed its connection");
 }
 
 TEST(Engine, JoinReportsTheFirstFailure) {

@@ -8,8 +8,9 @@
 namespace sortie::engine {
 
 void LocalLink::start(LinkEvents to) {
-  // A RankEngine ends its requests itself, so `lost` has nothing to add.
-  engine_ = std::make_unique<RankEngine>(model_, options_, std::move(to.event));
+  engine_ = std::make_unique<RankEngine>(
+      model_, options_, std::move(to.event),
+      RankEngine::Watch{.peer_lost = std::move(to.peer_lost), .ended = std::move(to.lost)});
   engine_->start();
 }
 

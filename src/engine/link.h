@@ -24,6 +24,8 @@ struct LinkEvents {
   std::function<void(const Event&)> event;
   // Nothing more will come: whatever is in flight on this rank ends with this status.
   std::function<void(const Status&)> lost;
+  // The ranks go on without another one; may be said more than once.
+  std::function<void(const exchange::Loss&)> peer_lost;
 };
 
 // The front's hold of one rank, wherever that runs. Members may be called from any thread, start
@@ -36,6 +38,8 @@ class RankLink {
   virtual void submit(Request request) = 0;
   virtual void cancel(uint64_t request) = 0;
   virtual void stop() = 0;
+  // The others go on without this rank: join need not wait for what it cannot say any more.
+  virtual void lose(const Status& why) = 0;
   virtual Status join() = 0;
   virtual RankStats stats() const = 0;
 };
@@ -48,6 +52,7 @@ class LocalLink final : public RankLink {
   void submit(Request request) override { engine_->submit(std::move(request)); }
   void cancel(uint64_t request) override { engine_->cancel(request); }
   void stop() override { engine_->stop(); }
+  void lose(const Status& /*why*/) override {}  // its loop finds out itself
   Status join() override { return engine_->join(); }
   RankStats stats() const override { return engine_->stats(); }
 
@@ -76,6 +81,7 @@ class RemoteLink final : public RankLink {
   void submit(Request request) override;
   void cancel(uint64_t request) override;
   void stop() override;
+  void lose(const Status& why) override { leave(why); }
   Status join() override;
   RankStats stats() const override;
 

@@ -43,6 +43,7 @@ TestRanks::TestRanks(TestOptions options) : options_(std::move(options)) {
       .max_dispatch_tokens = narrow ? options_.max_running : most,
       .max_normal_tokens = most,
       .mode = options_.mode,
+      .on_loss = options_.on_loss,
       .exchange_timeout = options_.exchange_timeout,
       .poison = true};
   group_ = exchange::make_local_group_with_faults(options_.ranks, x.window_bytes(options_.ranks));
@@ -54,8 +55,9 @@ TestRanks::TestRanks(TestOptions options) : options_(std::move(options)) {
     const auto rank = static_cast<size_t>(i);
     threads_.push_back(std::make_unique<ThreadPool>(options_.threads));
     exchanges_.push_back(exchange::make_exchange(group_.transports[rank], x));
-    models_.push_back(model::make_model(config_, weights[rank], reference::backend(),
-                                        *threads_[rank], *exchanges_[rank], m));
+    models_.push_back(model::make_model(
+        config_, options_.change_weights ? options_.change_weights(weights[rank]) : weights[rank],
+        reference::backend(), *threads_[rank], *exchanges_[rank], m));
   }
 }
 
@@ -71,8 +73,8 @@ std::vector<std::unique_ptr<RankLink>> TestRanks::local_links() {
   return links;
 }
 
-TestEngine::TestEngine(std::vector<std::unique_ptr<RankLink>> links)
-    : engine(std::make_unique<Engine>(std::move(links))) {
+TestEngine::TestEngine(std::vector<std::unique_ptr<RankLink>> links, bool degrade)
+    : engine(std::make_unique<Engine>(std::move(links), degrade)) {
   engine->start();
 }
 
@@ -86,6 +88,7 @@ void TestEngine::on_event(const Event& event) {
   EXPECT_TRUE(a.finals.empty()) << "an event after the last";
   if (event.token >= 0) {
     a.tokens.push_back(event.token);
+    if (!event.degraded) a.before_loss = a.tokens.size();
     a.logprobs.push_back(event.logprob);
     a.top.push_back(event.top);
   }

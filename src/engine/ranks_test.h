@@ -2,6 +2,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -34,6 +35,10 @@ struct TestOptions {
   int64_t context_length = 256;
   exchange::Mode mode = exchange::Mode::kAuto;
   Duration exchange_timeout = seconds(10);
+  exchange::OnLoss on_loss = exchange::OnLoss::kFail;
+  // Reads a rank's weights before its model takes them; null = as loaded.
+  std::function<std::shared_ptr<const model::Weights>(std::shared_ptr<const model::Weights>)>
+      change_weights = nullptr;
 };
 
 // A request's stream as a test compares it.
@@ -41,6 +46,7 @@ struct Answer {
   std::vector<int32_t> tokens;
   std::vector<float> logprobs;
   std::vector<std::vector<TokenLogprob>> top;
+  size_t before_loss = 0;  // tokens that came unmarked
   std::vector<Event> finals;
 };
 
@@ -67,8 +73,9 @@ class TestRanks {
 // An Engine whose answers are kept. Every wait has a deadline and fails the test when it passes.
 class TestEngine {
  public:
-  explicit TestEngine(std::vector<std::unique_ptr<RankLink>> links);
-  explicit TestEngine(TestRanks& ranks) : TestEngine(ranks.local_links()) {}
+  explicit TestEngine(std::vector<std::unique_ptr<RankLink>> links, bool degrade = false);
+  explicit TestEngine(TestRanks& ranks)
+      : TestEngine(ranks.local_links(), ranks.options().on_loss == exchange::OnLoss::kDegrade) {}
   ~TestEngine() { engine.reset(); }
 
   uint64_t submit(Request request);

@@ -47,6 +47,8 @@ struct Event {
   FinishReason finish = FinishReason::kNone;
   int32_t matched_stop = -1;  // the eos or stop token that ended it
   std::string error;          // kRankLost, kError: the sentence
+  // A step of this request so far ran without the experts of a lost rank (--on-rank-loss degrade).
+  bool degraded = false;
   int64_t prompt_tokens = 0;  // with the last event
   int64_t generated_tokens = 0;
 };

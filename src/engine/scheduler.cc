@@ -112,6 +112,7 @@ void Scheduler::end_all(FinishReason reason, const std::string& error) {
 void Scheduler::end(Sequence& sequence, Event event) {
   sequence.pages.release(pool_);
   event.request = sequence.request.id;
+  event.degraded = sequence.degraded;
   event.prompt_tokens = sequence.prompt_tokens;
   event.generated_tokens = sequence.generated();
   sink_(event);
@@ -212,12 +213,13 @@ void Scheduler::lay_out() {
   }
 }
 
-void Scheduler::apply(std::span<const Sampled> sampled) {
+void Scheduler::apply(std::span<const Sampled> sampled, bool degraded) {
   CHECK(sampled.size() == plan_.targets.size());
   size_t next = 0;
   size_t kept = 0;
   for (SequencePtr& s : running_) {
     const bool up_to_date = s->planned > 0 && s->planned == s->behind();
+    s->degraded |= degraded && s->planned > 0;
     s->computed += std::exchange(s->planned, 0);
     if (up_to_date && !accept(*s, sampled[next++])) continue;
     if (SequencePtr& place = running_[kept++]; place != s) place = std::move(s);
@@ -229,7 +231,10 @@ void Scheduler::apply(std::span<const Sampled> sampled) {
 bool Scheduler::accept(Sequence& s, const Sampled& sampled) {
   const SamplingParams& p = s.request.sampling;
   s.tokens.push_back(sampled.id);
-  Event event{.request = s.request.id, .token = sampled.id, .logprob = sampled.logprob};
+  Event event{.request = s.request.id,
+              .token = sampled.id,
+              .logprob = sampled.logprob,
+              .degraded = s.degraded};
   event.top = sampled.top;
   if (contains(p.stop_token_ids, sampled.id) ||
       (!p.ignore_eos && contains(options_.eos_token_ids, sampled.id))) {

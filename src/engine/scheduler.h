@@ -68,7 +68,8 @@ class Scheduler {
   };
   // Valid until the next call of a non-const member. The caller fills in any_prefill_anywhere.
   Plan& plan();
-  void apply(std::span<const Sampled> sampled);
+  // degraded: the step ran without some rank's experts, which marks the requests that had rows.
+  void apply(std::span<const Sampled> sampled, bool degraded = false);
 
   bool idle() const { return waiting_.empty() && running_.empty(); }
   size_t running() const { return running_.size(); }
@@ -84,6 +85,7 @@ class Scheduler {
     int64_t max_new_tokens = 0;  // cut to the room
     int64_t computed = 0;        // positions whose latents are in the cache
     int64_t planned = 0;         // rows of the step that is planned
+    bool degraded = false;       // had rows in a step of a smaller group
     kv::PageTable pages;
 
     int64_t length() const { return static_cast<int64_t>(tokens.size()); }

@@ -37,7 +37,7 @@ void fields(S&, T&) {}
 template <typename S, SameButConst<Event> T>
 void fields(S& io, T& e) {
   io(e.request), io(e.token), io(e.logprob), io(e.top), io.limited(e.finish, FinishReason::kError);
-  io(e.matched_stop), io(e.error), io(e.prompt_tokens), io(e.generated_tokens);
+  io(e.matched_stop), io(e.error), io(e.degraded), io(e.prompt_tokens), io(e.generated_tokens);
 }
 template <typename S, SameButConst<RankStats> T>
 void fields(S& io, T& s) {

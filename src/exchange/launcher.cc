@@ -242,7 +242,7 @@ void ProcessGroup::report_death(int rank) {
   }
 }
 
-Status ProcessGroup::close(Duration grace) {
+Status ProcessGroup::close(Duration grace, uint64_t lost) {
   const Deadline deadline(grace);
   Status first;
   for (int r = 1; r < static_cast<int>(children_.size()); ++r) {
@@ -250,7 +250,7 @@ Status ProcessGroup::close(Duration grace) {
       {
         const std::scoped_lock lock(mutex_);
         if (reap(r, false)) break;
-        if (deadline.passed()) {
+        if (deadline.passed() || (lost >> r & 1) != 0) {
           kill(children_[static_cast<size_t>(r)].pid, SIGKILL);
           reap(r, true);
           break;
@@ -260,7 +260,7 @@ Status ProcessGroup::close(Duration grace) {
     }
     const std::scoped_lock lock(mutex_);
     const Child& child = children_[static_cast<size_t>(r)];
-    if (child.pid != 0 && child.wait_status != 0 && first.is_ok()) {
+    if (child.pid != 0 && child.wait_status != 0 && first.is_ok() && (lost >> r & 1) == 0) {
       first = Status::rank_lost(how_ended(r));
     }
   }

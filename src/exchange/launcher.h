@@ -75,7 +75,9 @@ class ProcessGroup {
 
   // Waits until the children have ended, and kills those that are left after `grace`. The error
   // names the first that did not end with exit code 0.
-  Status close(Duration grace);
+  // `lost` (bits by rank): those that the group went on without; they are killed at once and are no
+  // error.
+  Status close(Duration grace, uint64_t lost = 0);
 
  private:
   struct Child {
