@@ -95,6 +95,7 @@ class ExchangeOver final : public Exchange {
   float* home_parts() { return reinterpret_cast<float*>(window_ + layout_.parts_offset); }
 
   Status check(const Dispatch& args) const;
+  Status come_together();
   void poison_rows();
   void poison_parts();
   void find_destinations(const Dispatch& args);
@@ -338,18 +339,39 @@ Status ExchangeOver::settle() {
 
 Result<Recovery> ExchangeOver::recover(const Status& failure) {
   if (!waiter_.failure().may_go_on) return failure;
-  const uint64_t before = waiter_.members();
-  ASSIGN_OR_RETURN(const Decision decision,
-                   agree(*transport_, layout_, options_, waiter_, completed_));
-  Recovery recovery{.step_stands = settling_ && decision.completed >= completed_};
-  for (uint64_t lost = before & ~decision.members; lost != 0; lost &= lost - 1) {
-    const int rank = std::countr_zero(lost);
-    recovery.lost.push_back({rank, sentence(decision.notes[rank])});
-  }
-  epoch_ = header_epoch_ = completed_ = decision.generation << kGenerationShift;
-  settling_ = false;
-  dispatched_ = false;
+  Recovery recovery;
+  Status together;
+  do {  // another rank may be lost before all have come together
+    const uint64_t before = waiter_.members();
+    ASSIGN_OR_RETURN(const Decision decision,
+                     agree(*transport_, layout_, options_, waiter_, completed_));
+    recovery.step_stands |= settling_ && decision.completed >= completed_;
+    for (uint64_t lost = before & ~decision.members; lost != 0; lost &= lost - 1) {
+      const int rank = std::countr_zero(lost);
+      recovery.lost.push_back({rank, sentence(decision.notes[rank])});
+    }
+    epoch_ = header_epoch_ = completed_ = decision.generation << kGenerationShift;
+    settling_ = false;
+    dispatched_ = false;
+    together = come_together();
+  } while (!together && waiter_.failure().may_go_on);
+  RETURN_IF_ERROR(together);
   return recovery;
+}
+
+// Two rounds of signals. After the second each member has this rank's first, and so all that this
+// rank sent in the void step: between hosts, writes to one place may otherwise arrive in any order.
+Status ExchangeOver::come_together() {
+  for (int round = 0; round < 2; ++round) {
+    ++header_epoch_;
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer == rank_ || !waiter_.is_member(peer)) continue;
+      transport_->signal(peer, kSettled, header_epoch_);
+    }
+    RETURN_IF_ERROR(waiter_.wait_all(kSettled, header_epoch_, {.phase = Phase::kAgree}));
+  }
+  completed_ = header_epoch_;
+  return Status::ok();
 }
 
 void ExchangeOver::leave(const Status& why) {
