@@ -306,10 +306,10 @@ Result<std::vector<std::shared_ptr<exchange::Transport>>> Ranks::transports(int6
 
 Status Ranks::load() {
   ASSIGN_OR_RETURN(const Quantization quantization, parse_quantization(options_.quantization));
-  ASSIGN_OR_RETURN(const ops::Backend* backend, choose_backend(options_.device));
+  ASSIGN_OR_RETURN(const Device device, choose_device(options_.device));
   model::LoadOptions load{.quantization = quantization,
                           .dense_fp8_block = options_.dense == "fp8_block",
-                          .pack_for = backend,
+                          .pack_for = device.host,
                           .ranks = options_.ep_size,
                           .quiet = options_.quiet};
   if (!options_.calibrate.empty()) {
