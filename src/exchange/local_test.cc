@@ -454,7 +454,8 @@ TEST(LocalDegrade, WithoutRankZeroTheGroupEnds) {
     });
     if (!cut) {
       for (const Walk& w : walks) {
-        EXPECT_EQ(w.good, 2);
+        // A slow rank may hear of the end before it knows that step 2 stood.
+        EXPECT_TRUE(w.good == 1 || w.good == 2) << w.good;
         EXPECT_TRUE(contains(w.status.message(), "rank 0 was lost")) << w.status.message();
       }
       continue;

@@ -159,6 +159,45 @@ std::string role_lose(ProcessGroup& group, const Args& args) {
   return contains(got.message(), args[3]) ? "" : "instead: " + got.message();
 }
 
+// degrade WHEN HOW: rank 1 fails; the others agree, go on, and compute what the definition says.
+// The group's own check is conform(); the fenced rank's is its sentence.
+std::string role_degrade(ProcessGroup& group, const Args& args) {
+  Options o = conformance_options(group.size(), Mode::kAuto);
+  o.exchange_timeout = seconds(0.6);
+  o.step_timeout = seconds(20);
+  o.on_loss = OnLoss::kDegrade;
+  auto transport = connect(group, o);
+  if (!transport) return transport.status().message();
+  const auto e = make_exchange(*transport, o);
+  if (std::string s = conform(*e, 5, 20); !s.empty()) return s;
+  const auto fail = [&](const std::string& now) {
+    if (group.rank() != 1 || now != args[1]) return;
+    raise(args[2] == "kill" ? SIGKILL : SIGSTOP);
+  };
+  Status got = one_dispatch(*e, 0);
+  if (got) got = one_combine(*e, 0);
+  fail("dispatch");
+  if (got) got = one_dispatch(*e, 1);
+  fail("combine");
+  if (got) got = one_combine(*e, 1);
+  fail("between");
+  if (got) {
+    if (auto headers = e->all_gather({}); !headers) got = headers.status();
+  }
+  const Result<Recovery> r = e->recover(got);
+  if (group.rank() == 1) {
+    return contains(r.status().message(), "rank 1 is out of the group and ends")
+               ? "fenced"
+               : "not fenced: " + r.status().message();
+  }
+  if (!r) return r.status().message();
+  if (r->lost.size() != 1 || r->lost[0].rank != 1) return "not rank 1 alone";
+  const std::string place = args[1] == "between" ? "before a step" : "in layer 1, " + args[1];
+  if (!contains(r->lost[0].sentence, "rank 1 was lost " + place)) return r->lost[0].sentence;
+  if (group.rank() == 0 && args[2] == "stop") kill(group.pid(1), SIGCONT);  // while they go on
+  return conform(*e, 9, 200);
+}
+
 // idle-wake: the others sleep until rank 0's header wakes them.
 std::string role_idle_wake(ProcessGroup& group, const Args&) {
   const Options o = conformance_options(group.size(), Mode::kAuto);
@@ -198,6 +237,7 @@ const std::map<std::string, std::function<std::string(ProcessGroup&, const Args&
 #if SORTIE_HAS_UCX
     {"conform", role_conform},
     {"lose", role_lose},
+    {"degrade", role_degrade},
     {"idle-wake", role_idle_wake},
     {"no-memory", role_no_memory},
 #endif
@@ -411,6 +451,21 @@ TEST(Ucx, AStoppedProcessShowsNoLife) {
       2, {"lose", "dispatch", "stop", "rank 1 was lost in layer 1, dispatch: no sign of life for"},
       0.2);
   EXPECT_FALSE(run.ended);  // it was killed in the end
+}
+
+TEST(Ucx, SurvivorsOfAKilledRankGoOn) {
+  for (const std::string when : {"dispatch", "combine", "between"}) {
+    const GroupRun run(4, {"degrade", when, "kill"});
+    EXPECT_TRUE(contains(run.ended.message(), "was ended by signal 9")) << run.ended.message();
+  }
+}
+
+TEST(Ucx, AStoppedRankIsFencedWhenItGoesOn) {
+  for (const std::string when : {"dispatch", "combine", "between"}) {
+    const GroupRun run(4, {"degrade", when, "stop"});
+    EXPECT_TRUE(contains(run.ended.message(), "rank 1 (process ")) << run.ended.message();
+    EXPECT_TRUE(contains(run.ended.message(), "ended with exit code 1")) << run.ended.message();
+  }
 }
 
 TEST(Ucx, AStuckRankIsFoundByTheStepTimeout) {
