@@ -268,7 +268,8 @@ TEST_F(Hosts, APortThatOthersReachNeedsAKey) {
   EXPECT_NE(f.err.find("--insecure"), std::string::npos) << f.err;
 }
 
-// torchrun's environment on two hosts, each process a rank.
+// torchrun's environment on two hosts, each process a rank. The master's name is a loopback address
+// to itself, as in Debian's /etc/hosts.
 TEST_F(Hosts, ALaunchersProcessesAreRanks) {
   const Line line(*hosts_[0], *hosts_[1], {});
   std::vector<std::unique_ptr<SortieProcess>> ranks;
@@ -279,7 +280,7 @@ TEST_F(Hosts, ALaunchersProcessesAreRanks) {
         std::vector<std::string>{"RANK=" + std::to_string(r), "WORLD_SIZE=4",
                                  "LOCAL_RANK=" + std::to_string(r % 2), "LOCAL_WORLD_SIZE=2",
                                  "GROUP_RANK=" + std::to_string(r / 2), "GROUP_WORLD_SIZE=2",
-                                 "MASTER_ADDR=10.77.0.1", "MASTER_PORT=29500"},
+                                 "MASTER_ADDR=host0", "MASTER_PORT=29500"},
         [this, r] { return hosts_[r / 2]->enter(); }));
   }
   std::string out;

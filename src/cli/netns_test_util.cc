@@ -74,6 +74,17 @@ std::string become_host(int number, int& tun) {
       mount("sysfs", "/sys", "sysfs", 0, nullptr) != 0) {
     return refused("mount /sys of a network namespace");
   }
+  // Debian's way: a host's own name is 127.0.1.1 to itself.
+  char hosts[] = "/tmp/sortie_hosts_XXXXXX";
+  const int fd = mkstemp(hosts);
+  const std::string names =
+      fmt::format("127.0.0.1 localhost\n{} host0\n{} host1\n",
+                  number == 0 ? "127.0.1.1" : "10.77.0.1", number == 1 ? "127.0.1.1" : "10.77.0.2");
+  const bool written = write(fd, names.data(), names.size()) == static_cast<ssize_t>(names.size());
+  const bool bound = mount(hosts, "/etc/hosts", nullptr, MS_BIND, nullptr) == 0;
+  unlink(hosts);
+  close(fd);
+  if (!written || !bound) return refused("give the hosts names");
   const std::string name = fmt::format("host{}", number);
   if (sethostname(name.c_str(), name.size()) != 0) return refused("name the host");
   tun = open("/dev/net/tun", O_RDWR | O_CLOEXEC | O_NONBLOCK);

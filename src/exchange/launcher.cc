@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <span>
 #include <string_view>
 #include <thread>
 
@@ -128,7 +129,7 @@ Status ProcessGroup::meet(const LaunchPlan& plan, int rank, const StartOptions& 
     for (size_t r = static_cast<size_t>(plan.here); r < links.size(); ++r) {
       links[r] = std::move(guests[r]);
     }
-    ASSIGN_OR_RETURN(address_, numeric_address(plan.host));
+    address_ = local_address(links.back());
   } else {
     ASSIGN_OR_RETURN(links[0], join_meeting(meeting));
     address_ = local_address(links[0]);
@@ -142,11 +143,7 @@ Result<std::unique_ptr<ProcessGroup>> ProcessGroup::open(const LaunchPlan& plan,
                                                          const StartOptions& options) {
   CHECK(plan.size >= 1 && plan.size <= kMaxRanks, "size of the group");
   if (child && child->control_fd >= 0) {
-    ASSIGN_OR_RETURN(auto group, join(*child, options.dist_timeout));
-    if (plan.meets()) {
-      ASSIGN_OR_RETURN(group->address_, numeric_address(plan.host));
-    }
-    return group;
+    return join(*child, options.dist_timeout);
   }
   const TimePoint began = Clock::now();
   const int rank = child ? child->rank : plan.rank;
@@ -167,7 +164,8 @@ Result<std::unique_ptr<ProcessGroup>> ProcessGroup::open(const LaunchPlan& plan,
   // A meeting has used up its time, but whoever was welcomed is there.
   const Duration left = Deadline(began + options.dist_timeout).left();
   auto joined = group->control_->all_gather(
-      {}, plan.meets() ? std::max<Duration>(left, seconds(2)) : options.dist_timeout);
+      std::as_bytes(std::span<const char>(group->address_)),
+      plan.meets() ? std::max<Duration>(left, seconds(2)) : options.dist_timeout);
   if (!joined) return joined.status();
   return group;
 }
@@ -188,6 +186,8 @@ Result<std::unique_ptr<ProcessGroup>> ProcessGroup::join(const ChildArgs& args,
   group->control_ = std::make_shared<Control>(args.rank, args.size, std::move(links));
   auto joined = group->control_->all_gather({}, dist_timeout);
   if (!joined) return joined.status();
+  const Bytes& of_rank_0 = (*joined)[0];  // which is on this host
+  group->address_.assign(reinterpret_cast<const char*>(of_rank_0.data()), of_rank_0.size());
   return group;
 }
 

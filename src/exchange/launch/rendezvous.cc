@@ -61,11 +61,33 @@ Result<Address> resolve(const std::string& host, int port) {
                     "--dist-init-addr, or MASTER_ADDR of the launcher",
                     host, gai_strerror(error)));
   }
+  // Hosts may order a name's addresses differently, and must agree: IPv4 first.
+  const addrinfo* best = found;
+  while (best != nullptr && best->ai_family != AF_INET) best = best->ai_next;
+  if (best == nullptr) best = found;
   Address a;
-  std::memcpy(&a.storage, found->ai_addr, found->ai_addrlen);
-  a.length = found->ai_addrlen;
+  std::memcpy(&a.storage, best->ai_addr, best->ai_addrlen);
+  a.length = best->ai_addrlen;
   freeaddrinfo(found);
   return a;
+}
+
+bool is_number(const std::string& host) {
+  addrinfo hints{};
+  hints.ai_flags = AI_NUMERICHOST;
+  addrinfo* found = nullptr;
+  const bool number = getaddrinfo(host.c_str(), nullptr, &hints, &found) == 0;
+  if (number) freeaddrinfo(found);
+  return number;
+}
+
+// Where rank 0 listens. Debian's /etc/hosts gives a host's own name the address 127.0.1.1, which
+// the other hosts, who know it by another, cannot reach: then on all addresses.
+Result<Address> listening_address(const Meeting& m) {
+  ASSIGN_OR_RETURN(const Address a, resolve(m.host, m.port));
+  const bool own_name = is_loopback(a) && !is_number(m.host) && m.host != "localhost";
+  if (m.me.nodes == 1 || !own_name) return a;
+  return resolve("0.0.0.0", m.port);
 }
 
 Status check_key(const Meeting& m, const Address& a) {
@@ -145,7 +167,7 @@ class Host {
 };
 
 Status Host::listen() {
-  ASSIGN_OR_RETURN(const Address a, resolve(meeting_.host, meeting_.port));
+  ASSIGN_OR_RETURN(const Address a, listening_address(meeting_));
   RETURN_IF_ERROR(check_key(meeting_, a));
   listener_ = UniqueFd(
       socket(a.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP));
@@ -506,11 +528,6 @@ std::string local_address(const UniqueFd& socket) {
   Address a;
   a.length = sizeof a.storage;
   if (getsockname(socket.get(), reinterpret_cast<sockaddr*>(&a.storage), &a.length) != 0) return "";
-  return text_of(a);
-}
-
-Result<std::string> numeric_address(const std::string& host) {
-  ASSIGN_OR_RETURN(const Address a, resolve(host, 1));
   return text_of(a);
 }
 

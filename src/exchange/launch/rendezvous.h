@@ -31,9 +31,7 @@ Result<std::vector<UniqueFd>> hold_meeting(const Meeting& meeting, int first);
 // At the other ranks: connects, again and again until the timeout, and waits for the welcome.
 Result<UniqueFd> join_meeting(const Meeting& meeting);
 
-// The address of this host in the network of the meeting, for the exchange between hosts: that of
-// the socket, or the meeting's own for a rank that has no socket of it.
+// This host's address on a connection of the meeting: where the exchange between hosts goes too.
 std::string local_address(const UniqueFd& socket);
-Result<std::string> numeric_address(const std::string& host);
 
 }  // namespace sortie::exchange
