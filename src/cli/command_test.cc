@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -322,6 +323,67 @@ TEST(Command, AKilledRankIsNamedAndNothingIsLeft) {
   EXPECT_NE(f.err.find("rank 1"), std::string::npos) << f.err;
   EXPECT_EQ(std::count(f.err.begin(), f.err.end(), '\n'), 1) << f.err;
   EXPECT_TRUE(memory.left_by(all).empty());
+}
+
+TEST(Command, WithDegradeTheAnswerIsCompletedAndMarked) {
+  const SharedMemory memory;
+  SortieProcess process({"run", kMini, "-p", "Question: What is 3+4?\nAnswer:", "--quiet",
+                         "--ep-size", "2", "--moe-a2a-backend", "ucx", "--ignore-eos",
+                         "--max-new-tokens", "600", "--on-rank-loss", "degrade"});
+  ASSERT_TRUE(process.wait_for_output(20, seconds(60)));
+  const std::vector<pid_t> ranks = process.children();
+  ASSERT_EQ(ranks.size(), 1u);
+  const std::set<pid_t> all = family(process);
+  kill(ranks[0], SIGKILL);
+  const Finished f = process.finish(seconds(60));
+  EXPECT_EQ(f.code, 0) << f.err;
+  EXPECT_NE(f.err.find("note: rank 1 was lost "), std::string::npos) << f.err;
+  EXPECT_NE(f.err.find("note: the answer is degraded"), std::string::npos) << f.err;
+  EXPECT_TRUE(memory.left_by(all).empty());
+}
+
+TEST(Command, WithDegradeAStoppedRankIsFencedWhenItGoesOn) {
+  const SharedMemory memory;
+  SortieProcess process({"run", kMini, "-p", "Question:", "--quiet", "--ep-size", "4",
+                         "--moe-a2a-backend", "ucx", "--ignore-eos", "--max-new-tokens", "1900",
+                         "--on-rank-loss", "degrade", "--exchange-timeout", "0.5"});
+  ASSERT_TRUE(process.wait_for_output(10, seconds(60)));
+  const std::vector<pid_t> ranks = process.children();
+  ASSERT_EQ(ranks.size(), 3u);
+  const std::set<pid_t> all = family(process);
+  kill(ranks[1], SIGSTOP);
+  std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+  kill(ranks[1], SIGCONT);
+  const Finished f = process.finish(seconds(90));
+  EXPECT_EQ(f.code, 0) << f.err;
+  EXPECT_NE(f.err.find("is out of the group and ends: rank 0 went on without it"),
+            std::string::npos)
+      << f.err;
+  EXPECT_NE(f.err.find("note: the answer is degraded"), std::string::npos) << f.err;
+  EXPECT_TRUE(memory.left_by(all).empty());
+}
+
+TEST(Command, EvalCountsDegradedAnswers) {
+  TemporaryFolder folder;
+  SortieProcess process({"eval", "gsm8k", kMini, "--data", kMini + "/eval.jsonl", "--num-questions",
+                         "24", "--num-shots", "1", "--quiet", "--json", "--output",
+                         folder / "answers", "--ep-size", "2", "--moe-a2a-backend", "ucx",
+                         "--on-rank-loss", "degrade"});
+  Deadline deadline(seconds(20));
+  while (process.children().empty() && !deadline.passed()) usleep(1000);
+  usleep(1'500'000);
+  const std::vector<pid_t> ranks = process.children();
+  if (!ranks.empty()) kill(ranks[0], SIGKILL);
+  const Finished f = process.finish(seconds(120));
+  ASSERT_EQ(f.code, 0) << f.err;
+  std::ifstream file(folder / "answers");
+  int64_t marked = 0;
+  int64_t answers = 0;
+  for (std::string line; std::getline(file, line); ++answers) {
+    marked += nlohmann::json::parse(line).at("degraded").get<bool>() ? 1 : 0;
+  }
+  EXPECT_EQ(answers, 24);
+  EXPECT_EQ(nlohmann::json::parse(f.out).at("degraded").get<int64_t>(), marked);
 }
 
 TEST(Command, AKilledFrontTakesItsRanksAlong) {

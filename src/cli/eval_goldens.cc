@@ -381,6 +381,7 @@ Status eval_goldens(GoldensOptions options, const Launch& launch) {
   // One step holds every prompt at once, and a whole continuation as decode rows.
   run.max_dispatch_tokens = longest + static_cast<int64_t>(goldens.size());
   run.chunked_prefill_size = std::max(run.chunked_prefill_size, total);
+  run.on_rank_loss = "fail";  // numbers without some experts are not the reference's
   ASSIGN_OR_RETURN(const auto ranks, Ranks::open(run, launch));
 
   std::vector<Outcome> outcomes;

@@ -116,6 +116,10 @@ Status serve_rank(Ranks& ranks, bool watch_signals) {
   if (signals && signals->caught() != 0) status = Status::cancelled("stopped by a signal");
   control.on_frame(nullptr);
   control.on_death(nullptr);
+  // Rank 0 speaks for ranks that it started, but it went on without this one.
+  if (ranks.degrade() && !watch_signals && status.code() == StatusCode::kRankLost) {
+    fmt::print(stderr, "{}\n", status.message());
+  }
   return status;
 }
 
