@@ -38,6 +38,14 @@ bool parse_child(std::string_view text, ChildArgs& out) {
          (out.control_fd > 2 || out.control_fd == -1);
 }
 
+std::string text_of(const Bytes& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+bool is_loopback(const std::string& address) {
+  return address.starts_with("127.") || address == "::1";
+}
+
 // A child's exec keeps what spawn ignored; a process started by other means needs it here.
 void ignore_terminal() {
   signal(SIGINT, SIG_IGN);
@@ -129,7 +137,10 @@ Status ProcessGroup::meet(const LaunchPlan& plan, int rank, const StartOptions& 
     for (size_t r = static_cast<size_t>(plan.here); r < links.size(); ++r) {
       links[r] = std::move(guests[r]);
     }
-    address_ = local_address(links.back());
+    for (size_t r = static_cast<size_t>(plan.here); r < links.size(); ++r) {
+      // Guests of this host may have come over the loopback device.
+      if (address_.empty() || is_loopback(address_)) address_ = local_address(links[r]);
+    }
   } else {
     ASSIGN_OR_RETURN(links[0], join_meeting(meeting));
     address_ = local_address(links[0]);
@@ -167,6 +178,8 @@ Result<std::unique_ptr<ProcessGroup>> ProcessGroup::open(const LaunchPlan& plan,
       std::as_bytes(std::span<const char>(group->address_)),
       plan.meets() ? std::max<Duration>(left, seconds(2)) : options.dist_timeout);
   if (!joined) return joined.status();
+  // Over the loopback device a rank has met a rank 0 of its own host.
+  if (is_loopback(group->address_)) group->address_ = text_of((*joined)[0]);
   return group;
 }
 
@@ -186,8 +199,7 @@ Result<std::unique_ptr<ProcessGroup>> ProcessGroup::join(const ChildArgs& args,
   group->control_ = std::make_shared<Control>(args.rank, args.size, std::move(links));
   auto joined = group->control_->all_gather({}, dist_timeout);
   if (!joined) return joined.status();
-  const Bytes& of_rank_0 = (*joined)[0];  // which is on this host
-  group->address_.assign(reinterpret_cast<const char*>(of_rank_0.data()), of_rank_0.size());
+  group->address_ = text_of((*joined)[0]);  // rank 0's, which is on this host
   return group;
 }
 
