@@ -5,8 +5,10 @@ begin soak
 # shellcheck disable=SC2086
 install $base_packages $test_packages
 phase "configure" cmake --preset release -DSORTIE_TESTS=ON
-phase "build" cmake --build --preset release --target cli_test
+phase "build" cmake --build --preset release --target cli_test engine_test
 phase "two hosts: loss, delay, a cut of 30 s" \
   env SORTIE_SOAK=1 build/release/src/cli/cli_test --gtest_filter='Hosts.*'
+phase "lost ranks: random faults" \
+  env SORTIE_SOAK_SECONDS=600 build/release/src/engine/engine_test --gtest_filter='Loss.*'
 bash scripts/fuzz.sh "${SECONDS_EACH:-3600}" || exit 1
 verdict "passed"

@@ -127,7 +127,11 @@ void Engine::Stream::deliver(const Event& event) {
   const std::lock_guard lock(mutex);
   if (over) return;
   over = event.finish != FinishReason::kNone;
-  sink(event);
+  degraded |= event.degraded;
+  if (event.degraded == degraded) return sink(event);
+  Event marked = event;  // the front's own last word of a lost rank does not know
+  marked.degraded = true;
+  sink(marked);
 }
 
 void Engine::on_event(size_t rank, const Event& event) {

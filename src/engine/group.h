@@ -51,6 +51,7 @@ class Engine {
     const Sink sink;
     std::mutex mutex;
     bool over = false;
+    bool degraded = false;
   };
   struct InFlight {
     std::shared_ptr<Stream> stream;

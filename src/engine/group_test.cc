@@ -145,10 +145,12 @@ TEST(Engine, WithDegradeTheOthersGoOn) {
 TEST(Engine, WithDegradeAGoneRankEndsWithRankZeroAtTheLatest) {
   Group g(2, true);
   const uint64_t b = g.submit(1);
+  g.links[1]->events.event({.request = b, .token = 5, .degraded = true});
   g.links[1]->events.lost(Status::rank_lost("rank 1 closed its connection"));
   g.links[0]->events.lost(Status::invalid("rank 0 failed"));
-  ASSERT_EQ(g.events[b].size(), 1u);
-  EXPECT_EQ(g.events[b][0].error, "rank 1 closed its connection");
+  ASSERT_EQ(g.events[b].size(), 2u);
+  EXPECT_EQ(g.events[b][1].error, "rank 1 closed its connection");
+  EXPECT_TRUE(g.events[b][1].degraded) << "its tokens were";
 }
 
 TEST(Engine, JoinReportsTheFirstFailure) {
