@@ -185,6 +185,28 @@ TEST_F(Hosts, ALongCutEndsBothSidesAndANewStartWorks) {
   EXPECT_EQ(again[1]->finish(seconds(20)).code, 0);
 }
 
+// The same cut with --on-rank-loss degrade: the side of the front goes on and says what it lacks;
+// the other ends. Healing the line does not bring it back into the group.
+TEST_F(Hosts, ALongCutWithDegradeLeavesTheFrontsSideGoingOn) {
+  const std::set<std::string> before = shared_memory();
+  Line line(*hosts_[0], *hosts_[1], kBadLine);
+  auto nodes = start_both({"--max-new-tokens", "200", "--exchange-timeout", kSoak ? "10" : "2",
+                           "--on-rank-loss", "degrade"});
+  ASSERT_TRUE(nodes[0]->wait_for_output(5, seconds(60)));
+  const std::set<pid_t> all = family(nodes);
+  line.cut(true);
+  const double cut = kSoak ? 30 : 12;
+  const Finished other = nodes[1]->finish(seconds(cut));
+  EXPECT_EQ(other.code, 1) << other.err;
+  EXPECT_NE(other.err.find("rank 0"), std::string::npos) << other.err;
+  line.cut(false);
+  const Finished front = nodes[0]->finish(seconds(60));
+  EXPECT_EQ(front.code, 0) << front.err;
+  EXPECT_NE(front.err.find("rank 2"), std::string::npos) << front.err;
+  EXPECT_NE(front.err.find("degraded"), std::string::npos) << front.err;
+  expect_nothing_left(all, before);
+}
+
 // A killed node 1 takes its own ranks along and is named by the front.
 TEST_F(Hosts, AKilledNodeIsNamed) {
   const std::set<std::string> before = shared_memory();
