@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "backends/cpu/isa.h"
+#include "backends/cpu/probe.h"
 #include "cli/bandwidth.h"
 #include "cli/sequence.h"
 #include "cli/shapes.h"
@@ -47,7 +48,7 @@ class Bench {
     const int batch = *std::max_element(o.batch.begin(), o.batch.end());
     const int depth = *std::max_element(o.depth.begin(), o.depth.end());
     context_ = std::max(depth + o.steps + 8, o.prefill);
-    ASSIGN_OR_RETURN(const cpu::Isa isa, cpu::choose_isa());
+    ASSIGN_OR_RETURN(isa_, cpu::choose_isa());
     const exchange::Options exchange_options{
         .experts = config_.n_routed_experts,
         .topk = config_.num_experts_per_tok,
@@ -61,11 +62,11 @@ class Bench {
     const auto pages = static_cast<int32_t>(Sequence::pages(context_, kPage)) * batch;
     for (int r = 0; r < o.ep_size; ++r) {
       ASSIGN_OR_RETURN(auto weights, model::random_weights(config_, form_.dialect, r, o.ep_size, 1,
-                                                           &cpu::backend(isa)));
+                                                           &cpu::backend(isa_)));
       BenchRank& rank = ranks_.emplace_back();
       rank.threads = std::make_unique<ThreadPool>(threads_);
       rank.exchange = exchange::make_exchange(group[static_cast<size_t>(r)], exchange_options);
-      rank.model = model::make_model(config_, std::move(weights), cpu::backend(isa), *rank.threads,
+      rank.model = model::make_model(config_, std::move(weights), cpu::backend(isa_), *rank.threads,
                                      *rank.exchange,
                                      model::ModelOptions{.page_size = kPage,
                                                          .pages = pages,
@@ -97,6 +98,10 @@ class Bench {
     return times;
   }
   int threads() const { return threads_; }
+  double peak_gops() const {
+    ThreadPool pool(threads_ * options_.ep_size);
+    return cpu::peak_gops(isa_, pool, cpu::arithmetic_of(form_.formats.experts, isa_), 0.1);
+  }
   int moe_layers() const {
     int n = 0;
     for (int i = 0; i < config_.num_hidden_layers; ++i) n += config_.is_moe_layer(i) ? 1 : 0;
@@ -130,6 +135,7 @@ class Bench {
 
   BenchModelOptions options_;
   BenchForm form_;
+  cpu::Isa isa_ = cpu::Isa::kGeneric;
   model::Config config_;
   int threads_ = 1;
   int64_t context_ = 0;
@@ -153,24 +159,87 @@ std::string parts(const StepTimes& times, double scale) {
   return text;
 }
 
+// Median and best of what was sampled.
+struct Samples {
+  double median = 0;
+  double best = 0;
+};
+Samples samples_of(const std::vector<double>& v, bool lowest_is_best) {
+  return {median(v), lowest_is_best ? *std::min_element(v.begin(), v.end())
+                                    : *std::max_element(v.begin(), v.end())};
+}
+
 struct Timed {
-  double seconds;
-  double read_gbs;
+  Samples seconds;
+  Samples read_gbs;
+  Samples peak_gops;  // of the instruction that the experts' products come from
   StepTimes times;
 };
 
-// Steps and read-bandwidth tests in turn: the machine's memory may change its pace meanwhile.
+// Steps take turns with tests of the machine: its memory and its neighbours change their pace.
 Result<Timed> measure(Bench& bench, int rows, int depth, bool prefill, int steps, int ranks) {
   RETURN_IF_ERROR(bench.step(rows, depth, prefill).status());
   (void)bench.take_times();
   std::vector<double> seconds;
   std::vector<double> gbs;
+  std::vector<double> gops;
   for (int i = 0; i < steps; ++i) {
     ASSIGN_OR_RETURN(const double s, bench.step(rows, depth, prefill));
     seconds.push_back(s);
-    if (i % 4 == 0) gbs.push_back(measure_read_bandwidth(bench.threads() * ranks));
+    if (prefill) {
+      gops.push_back(bench.peak_gops());
+    } else if (i % 4 == 0) {
+      gbs.push_back(measure_read_bandwidth(bench.threads() * ranks));
+    }
   }
-  return Timed{median(seconds), median(gbs), bench.take_times()};
+  Timed t{.seconds = samples_of(seconds, true), .times = bench.take_times()};
+  if (prefill) {
+    t.peak_gops = samples_of(gops, false);
+  } else {
+    t.read_gbs = samples_of(gbs, false);
+  }
+  return t;
+}
+
+// The operations of a prompt of so many tokens: its linears (not the head, which sees no row here)
+// and the causal attention.
+double prefill_operations(const Bench& bench, int tokens) {
+  const model::Config& c = bench.config();
+  const int64_t linears = bench.plan().active_parameters - c.vocab_size * c.hidden_size;
+  const int64_t pair = c.num_attention_heads * (c.qk_head_dim() + c.v_head_dim);
+  return 2.0 * static_cast<double>(tokens) *
+         static_cast<double>(linears + c.num_hidden_layers * pair * (tokens + 1) / 2);
+}
+
+Status report_prefill(Bench& bench, const BenchModelOptions& o) {
+  ASSIGN_OR_RETURN(const Timed t, measure(bench, o.prefill, 0, true, 4, o.ep_size));
+  const double operations = prefill_operations(bench, o.prefill) * o.ep_size * 1e-9;
+  const auto percent = [&](double seconds, double peak) {
+    return 100 * operations / seconds / peak;
+  };
+  if (o.json) {
+    fmt::print("{}\n", nlohmann::ordered_json{{"bench", "prefill"},
+                                              {"shape", o.shape},
+                                              {"format", o.format},
+                                              {"ep_size", o.ep_size},
+                                              {"tokens", o.prefill},
+                                              {"ms", 1e3 * t.seconds.median},
+                                              {"best_ms", 1e3 * t.seconds.best},
+                                              {"gops", operations / t.seconds.median},
+                                              {"peak_gops", t.peak_gops.median},
+                                              {"best_peak_gops", t.peak_gops.best}}
+                           .dump());
+    return Status::ok();
+  }
+  fmt::print(
+      "prefill {} {} {} tokens: {:.1f} ms  {:.1f} tokens/s  {:.0f} Gop/s = {:.0f} % of {:.0f}"
+      "  (best {:.0f} = {:.0f} % of {:.0f})\n   ms:{}\n",
+      o.shape, o.format, o.prefill, 1e3 * t.seconds.median,
+      o.prefill * o.ep_size / t.seconds.median, operations / t.seconds.median,
+      percent(t.seconds.median, t.peak_gops.median), t.peak_gops.median,
+      operations / t.seconds.best, percent(t.seconds.best, t.peak_gops.best), t.peak_gops.best,
+      parts(t.times, 1e3));
+  return Status::ok();
 }
 
 }  // namespace
@@ -186,7 +255,7 @@ Status bench_decode(const BenchModelOptions& o) {
       const double bytes = static_cast<double>(plan.bytes_per_token) +
                            static_cast<double>(plan.cache_bytes_per_token) * depth;
       const bool alone = batch == 1 && o.ep_size == 1;
-      const double rate = batch * o.ep_size / t.seconds;
+      const double rate = batch * o.ep_size / t.seconds.median;
       if (o.json) {
         fmt::print("{}\n", nlohmann::ordered_json{{"bench", "decode"},
                                                   {"shape", o.shape},
@@ -194,28 +263,29 @@ Status bench_decode(const BenchModelOptions& o) {
                                                   {"ep_size", o.ep_size},
                                                   {"batch", batch},
                                                   {"depth", depth},
-                                                  {"ms", 1e3 * t.seconds},
+                                                  {"ms", 1e3 * t.seconds.median},
+                                                  {"best_ms", 1e3 * t.seconds.best},
                                                   {"tokens_per_second", rate},
                                                   {"bytes_per_token", bytes},
-                                                  {"read_gbs", t.read_gbs}}
+                                                  {"read_gbs", t.read_gbs.median},
+                                                  {"best_read_gbs", t.read_gbs.best}}
                                .dump());
         continue;
       }
       fmt::print("decode {} {} batch {:3} depth {:5}: {:8.2f} ms  {:7.1f} tokens/s", o.shape,
-                 o.format, batch, depth, 1e3 * t.seconds, rate);
+                 o.format, batch, depth, 1e3 * t.seconds.median, rate);
       if (alone) {
-        const double gbs = bytes / t.seconds * 1e-9;
-        fmt::print("  {:.1f} GB/s = {:.0f} % of {:.1f} GB/s read", gbs, 100 * gbs / t.read_gbs,
-                   t.read_gbs);
+        const double gbs = bytes / t.seconds.median * 1e-9;
+        const double best = bytes / t.seconds.best * 1e-9;
+        fmt::print(
+            "  {:.1f} GB/s = {:.0f} % of {:.1f} GB/s read  (best {:.1f} = {:.0f} % of {:.1f})", gbs,
+            100 * gbs / t.read_gbs.median, t.read_gbs.median, best, 100 * best / t.read_gbs.best,
+            t.read_gbs.best);
       }
       fmt::print("\n   ms:{}\n", parts(t.times, 1e3));
     }
   }
-  if (o.prefill > 0) {
-    ASSIGN_OR_RETURN(const Timed t, measure(bench, o.prefill, 0, true, 2, o.ep_size));
-    fmt::print("prefill {} {} {} tokens: {:.1f} ms  {:.1f} tokens/s\n   ms:{}\n", o.shape, o.format,
-               o.prefill, 1e3 * t.seconds, o.prefill * o.ep_size / t.seconds, parts(t.times, 1e3));
-  }
+  if (o.prefill > 0) RETURN_IF_ERROR(report_prefill(bench, o));
   return Status::ok();
 }
 

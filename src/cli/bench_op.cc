@@ -163,6 +163,8 @@ nlohmann::json Bench::run(const Case& c) {
   const auto size = static_cast<int64_t>(memory_.size());
   std::vector<double> times;
   std::vector<double> reads;
+  std::vector<double> peaks;
+  const cpu::Arithmetic arithmetic = cpu::arithmetic_of(c.format, isa_);
   // Plain reads of as many bytes take turns with the calls, half the pool away, so that whatever
   // else the machine does meets both alike.
   int64_t at = 0;
@@ -175,6 +177,7 @@ nlohmann::json Bench::run(const Case& c) {
     at = advance(at);
     read_at = advance(read_at);
     reads.push_back(cpu::read_gbs(isa_, pool_, memory_.data() + read_at, bytes));
+    if (peaks.size() < 8) peaks.push_back(cpu::peak_gops(isa_, pool_, arithmetic, 0.02));
     times.push_back(call(c, memory_.data() + at));
   }
   const double seconds = median(times);
@@ -182,7 +185,10 @@ nlohmann::json Bench::run(const Case& c) {
   const double gops =
       2.0 * static_cast<double>(c.rows * options_.experts * c.parts * c.n * c.k) / seconds * 1e-9;
   const double read = median(reads);
-  const double peak = peaks_[static_cast<size_t>(cpu::arithmetic_of(c.format, isa_))];
+  const double peak = median(peaks);
+  const double best = *std::min_element(times.begin(), times.end());
+  const double best_read = *std::max_element(reads.begin(), reads.end());
+  const double best_peak = *std::max_element(peaks.begin(), peaks.end());
   return {{"op", fmt::format("grouped_gemm_{}", c.gemm)},
           {"format", quant::format_name(c.format)},
           {"experts", options_.experts},
@@ -196,18 +202,23 @@ nlohmann::json Bench::run(const Case& c) {
           {"gops", gops},
           {"peak_gops", peak},
           {"peak_percent", 100 * gops / peak},
+          {"best_us", best * 1e6},
+          {"best_read_percent", 100 * static_cast<double>(bytes) / best * 1e-9 / best_read},
+          {"best_peak_percent", 100 * gops * seconds / best / best_peak},
           {"samples", times.size()}};
 }
 
 void print_line(const nlohmann::json& r) {
   std::string line = fmt::format(
-      "{:<15} {:<10} {:>3} x {:>4} rows  {:>5} -> {:<5} {:>9.1f} us {:>6.1f} GB/s {:>4.0f} %",
+      "{:<15} {:<10} {:>3} x {:>4} rows  {:>5} -> {:<5} {:>9.1f} us {:>6.1f} GB/s {:>4.0f} % (best "
+      "{:>3.0f} %)",
       r["op"].get<std::string>(), r["format"].get<std::string>(), r["experts"].get<int>(),
       r["rows"].get<int64_t>(), r["k"].get<int64_t>(), r["n"].get<int64_t>(), r["us"].get<double>(),
-      r["gbs"].get<double>(), r["read_percent"].get<double>());
+      r["gbs"].get<double>(), r["read_percent"].get<double>(),
+      r["best_read_percent"].get<double>());
   if (r["rows"].get<int64_t>() >= 16) {
-    line += fmt::format(" {:>7.0f} Gop/s {:>4.0f} %", r["gops"].get<double>(),
-                        r["peak_percent"].get<double>());
+    line += fmt::format(" {:>7.0f} Gop/s {:>4.0f} % (best {:>3.0f} %)", r["gops"].get<double>(),
+                        r["peak_percent"].get<double>(), r["best_peak_percent"].get<double>());
   }
   std::cout << line << std::endl;
 }

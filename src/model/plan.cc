@@ -27,8 +27,8 @@ Size attention(const Config& c, const Formats& f) {
     s.add(f.linears, heads * c.qk_head_dim(), c.hidden_size);
   }
   s.add(f.linears, c.latent_width(), c.hidden_size);
-  // Dequantised at load: bf16 from a bf16 file or w8a8 written here, fp32 from fp8.
-  s.add(f.linears == Format::kFp8Block ? Format::kF32 : Format::kBf16,
+  // As the file has it: w8a8 written here leaves it in bf16.
+  s.add(f.linears == Format::kFp8Block ? Format::kFp8Block : Format::kBf16,
         heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank);
   s.add(f.linears, c.hidden_size, heads * c.v_head_dim);
   return s;

@@ -14,7 +14,6 @@
 //   dot<R>       one weight row, unpacked on the fly, against R rows over all of k
 //   Block        4 weight rows of one block, unpacked or pointed at
 //   tile<R>      Block against R rows; the block at k = 0 starts the sums
-//   kFromMemory  weights are a checkpoint's and worth asking for ahead
 //   store        4 neighbouring outputs of a row
 //
 // With at most kRows rows weights are the traffic: each thread reads them as one stream, a weight
@@ -128,10 +127,14 @@ void blocked_rows(const Panel& p) {
     const int64_t columns = p.n_end - n < kPanelColumns ? p.n_end - n : kPanelColumns;
     for (int64_t k = 0; k < p.k; k += F::kBlock) {
       const int64_t size = p.k - k < F::kBlock ? p.k - k : F::kBlock;
-      if (F::kFromMemory) prefetch_block<F>(p, n + kPanelColumns, k, size);
+      prefetch_block<F>(p, n + kPanelColumns, k, size);
       block.load(p, n, columns, k, size);
-      for (int64_t r = 0; r < p.count; r += F::kRows) {
-        tile_of<F, F::kRows>(p, block, p.rows + r, p.count - r, acc + r);
+      for (int64_t r = 0; r < p.count;) {
+        const int64_t left = p.count - r;
+        // Not a last tile of a single row, whose few chains do not hide the latency.
+        const int64_t rows = left == F::kRows + 1 ? (left + 1) / 2 : left;
+        tile_of<F, F::kRows>(p, block, p.rows + r, rows, acc + r);
+        r += rows < F::kRows ? rows : F::kRows;
       }
     }
     for (int64_t r = 0; r < p.count; ++r) F::store(p, p.rows[r], n, columns, acc[r]);

@@ -54,7 +54,6 @@ struct Bf16Weights {
 template <typename W>
 struct F32Gemm {
   using Acc = Pair;
-  static constexpr bool kFromMemory = sizeof(typename W::Scalar) == 2;  // fp32: cached keys
   static constexpr int kRows = 3;
   static constexpr int kStreamed = 2;
   static constexpr int64_t kBlock = 1024;
