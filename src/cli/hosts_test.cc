@@ -134,7 +134,7 @@ TEST_F(Hosts, FourRanksOnTwoHostsGiveTheTokensOfOneProcess) {
 // A cut that TCP and the deadline outlast.
 TEST_F(Hosts, AShortCutIsSurvived) {
   Line line(*hosts_[0], *hosts_[1], kBadLine);
-  const std::string tokens = kSoak ? "60" : "12";
+  const std::string tokens = kSoak ? "60" : "6";
   auto nodes = start_both({"--max-new-tokens", tokens});  // the deadline's default: 10 s
   ASSERT_TRUE(nodes[0]->wait_for_output(5, seconds(60)));
   line.cut(true);
@@ -242,7 +242,6 @@ TEST_F(Hosts, AnInterruptOnEitherNodeEndsBoth) {
 // The wrong start on one node: a sentence and an end on both.
 TEST_F(Hosts, MistakesAtTheStartEndBothNodes) {
   const Line line(*hosts_[0], *hosts_[1], {});
-  const std::vector<std::string> quick = {"--max-new-tokens", "1", "--dist-timeout", "3"};
   const auto both_fail = [&](const std::vector<std::string>& on_0,
                              const std::vector<std::string>& on_1, const std::string& words) {
     auto zero = start(0, on_0);
@@ -264,7 +263,7 @@ TEST_F(Hosts, MistakesAtTheStartEndBothNodes) {
     return a;
   };
   const auto node = [&](int n) {
-    return changed(group(n, {"--max-new-tokens", "1"}), "--dist-timeout", "3");
+    return changed(group(n, {"--max-new-tokens", "1"}), "--dist-timeout", "2");
   };
   both_fail(node(0), changed(node(1), "--ep-size", "8"), "for a group of 8 ranks");
   both_fail(node(0),
