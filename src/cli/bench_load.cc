@@ -5,11 +5,11 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "backends/cpu/isa.h"
 #include "base/clock.h"
+#include "base/memory.h"
 #include "cli/shapes.h"
 #include "model/random_checkpoint.h"
 #include "model/weights.h"
@@ -26,14 +26,6 @@ struct Report {
   double seconds = 0;
   int64_t peak_bytes = 0;
 };
-
-int64_t peak_resident_bytes() {
-  std::ifstream file("/proc/self/status");
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("VmHWM:")) return std::stoll(line.substr(6)) * 1024;
-  }
-  return 0;
-}
 
 // Loads in a process of its own, whose peak nothing else has touched.
 Result<Report> load_apart(const std::string& folder) {

@@ -1,12 +1,13 @@
 #include "cli/doctor.h"
 
 #include <fmt/format.h>
-#include <sys/sysinfo.h>
 
 #include <fstream>
 
 #include "backends/cpu/isa.h"
+#include "base/memory.h"
 #include "cli/bandwidth.h"
+#include "cli/memory_check.h"
 #include "model/plan.h"
 
 namespace sortie::cli {
@@ -25,28 +26,23 @@ std::string cpu_name() {
   return "unknown processor";
 }
 
-// Bytes of memory that can still be had without swapping.
-double available_memory() {
-  std::ifstream file("/proc/meminfo");
-  for (std::string text; std::getline(file, text);) {
-    if (text.starts_with("MemAvailable:")) return std::stod(text.substr(13)) * 1024;
-  }
-  return 0;
-}
-
 void machine(cpu::Isa isa, double read_gbs, int threads) {
   line("processor", fmt::format("{}, {} usable here", cpu_name(), available_cpus()));
   line("instruction set", cpu::isa_reason(isa));
   for (const cpu::Isa each : cpu::all_isas())
     line(fmt::format("  {}", cpu::isa_name(each)), cpu::isa_note(each));
-  line("memory", fmt::format("{} available", gib(available_memory())));
+  const FreeMemory free = free_memory();
+  line("memory", fmt::format("{} free ({})", gib(static_cast<double>(free.bytes)), free.limit));
+  line("/dev/shm", fmt::format("{} free, for windows of ranks that are processes",
+                               gib(static_cast<double>(free_shared_memory()))));
   line("read bandwidth", fmt::format("{:.1f} GB/s measured with {} thread{}", read_gbs, threads,
                                      threads == 1 ? "" : "s"));
   line("ucx", SORTIE_HAS_UCX ? "built in: ranks can be processes (--moe-a2a-backend ucx)"
                              : "not built in: ranks are threads");
 }
 
-void memory(const model::Config& config, const RunOptions& o, double read_gbs) {
+void memory(const model::Config& config, const RunOptions& o, int64_t beside_weights,
+            double read_gbs) {
   struct Row {
     const char* name;
     model::Formats formats;
@@ -59,14 +55,14 @@ void memory(const model::Config& config, const RunOptions& o, double read_gbs) {
                       {"w4afp8 + fp8_block", {Format::kW4Afp8, Format::kFp8Block}}};
   const std::string chosen =
       quantization_name(config, o) + (o.dense.empty() ? "" : " + " + o.dense);
-  const double available = available_memory();
+  const auto available = static_cast<double>(free_memory().bytes);
   fmt::print("\n{:<20} {:>12} {:>12} {:>12} {:>16} {:>18}\n", "form", "experts", "rest",
              "MiB a token", "bound, tokens/s", "fits");
   for (const Row& row : rows) {
     const model::MemoryPlan plan = model::memory_plan(config, row.formats);
-    const double total =
-        static_cast<double>(plan.expert_bytes + plan.dense_bytes) +
-        static_cast<double>(plan.cache_bytes_per_token * o.max_total_tokens * o.ep_size);
+    const double total = static_cast<double>(plan.expert_bytes) +
+                         static_cast<double>(plan.dense_bytes) +
+                         static_cast<double>(beside_weights);
     fmt::print(
         "{:<20} {:>12} {:>12} {:>12.1f} {:>16.1f} {:>18}{}\n", row.name,
         gib(static_cast<double>(plan.expert_bytes)), gib(static_cast<double>(plan.dense_bytes)),
@@ -99,16 +95,25 @@ Status doctor(const RunOptions& options) {
   line("ranks", fmt::format("{} of {} thread{}, {} experts each, exchange {} {}", o.ep_size,
                             o.threads, o.threads == 1 ? "" : "s",
                             config.n_routed_experts / o.ep_size, o.a2a_backend, o.deepep_mode));
+  ASSIGN_OR_RETURN(const model::WeightBytes weights, planned_weights(config, o));
+  if (o.max_total_tokens == 0) {
+    ASSIGN_OR_RETURN(
+        o.max_total_tokens,
+        tokens_by_fraction(o, host_load(config, o, weights, o.ep_size), free_memory().bytes));
+  }
+  const HostLoad load = host_load(config, o, weights, o.ep_size);
   line("latent cache",
        fmt::format("{} tokens a rank in pages of {}: {}", o.max_total_tokens, o.page_size,
                    gib(static_cast<double>(plan.cache_bytes_per_token * o.max_total_tokens))));
+  line("memory plan", fmt::format("{} on this host: {} GiB",
+                                  gib(static_cast<double>(load.needs.total())), parts(load.needs)));
   line("decode segment", fmt::format("{} keys (--decode-segment)", o.decode_segment));
   if (o.ep_size > kCombineLeaves) {
     line("note",
          "more than 8 ranks: the combine tree differs, answers may differ from ep-size <= 8");
   }
-  memory(config, o, read_gbs);
-  return Status::ok();
+  memory(config, o, load.needs.total() - load.needs.weights, read_gbs);
+  return check_fits(o.model, o, load, free_memory(), other_forms(config, o, o.ep_size));
 }
 
 }  // namespace sortie::cli

@@ -46,6 +46,8 @@ void add_run_flags(CLI::App& app, RunOptions& o) {
   app.add_option("--max-total-tokens", o.max_total_tokens,
                  "latent cache of a rank; 0 = fits the requests")
       ->capture_default_str();
+  app.add_option("--mem-fraction-static", o.mem_fraction_static,
+                 "instead: weights and cache take this share of the free memory");
   app.add_option("--decode-segment", o.decode_segment,
                  "keys a segment of decode attention; part of the numerics; 0 = default");
   app.add_option("--max-dispatch-tokens", o.max_dispatch_tokens, "M of low_latency; 0 = default");

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <limits>
 #include <set>
 #include <span>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "base/log.h"
 #include "cli/calibrate.h"
 #include "cli/devices.h"
+#include "cli/memory_check.h"
 #if SORTIE_HAS_CUDA
 #include "exchange/gpu.h"
 #endif
@@ -34,14 +36,6 @@ Result<Quantization> parse_quantization(const std::string& name) {
   if (name == "w8a8_int8") return Quantization::kW8A8Int8;
   return Status::usage(fmt::format(
       "--quantization {} is unknown: take bf16, fp8_block (or fp8), w4afp8 or w8a8_int8", name));
-}
-
-Result<exchange::Mode> parse_mode(const std::string& name) {
-  if (name == "auto") return exchange::Mode::kAuto;
-  if (name == "low_latency") return exchange::Mode::kLowLatency;
-  if (name == "normal") return exchange::Mode::kNormal;
-  return Status::usage(
-      fmt::format("--deepep-mode {} is unknown: take auto, low_latency or normal", name));
 }
 
 int64_t matrix_bytes(const quant::Matrix& m) { return m.n == 0 ? 0 : m.bytes(); }
@@ -69,19 +63,6 @@ std::pair<int64_t, int64_t> matrix_bytes_of(const model::Weights& w) {
   return {experts, rest};
 }
 
-// Bytes of the widest row that any MoE layer dispatches.
-int64_t widest_row(const model::Weights& w, int64_t hidden) {
-  int64_t widest = quant::act_row_bytes(quant::ActFormat::kF32, hidden);
-  const auto add = [&](const model::LayerWeights& l) {
-    if (l.is_moe) {
-      widest = std::max(widest, quant::act_row_bytes(quant::act_format(l.moe.gate_up[0]), hidden));
-    }
-  };
-  for (const model::LayerWeights& l : w.layers) add(l);
-  for (const model::MtpWeights& m : w.mtp) add(m.layer);
-  return widest;
-}
-
 std::string mib(int64_t bytes) {
   return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / 1048576.0);
 }
@@ -101,6 +82,22 @@ Status check(const RunOptions& o) {
   RETURN_IF_ERROR(at_least("--max-total-tokens", o.max_total_tokens, 0));
   RETURN_IF_ERROR(at_least("--decode-segment", o.decode_segment, 0));
   RETURN_IF_ERROR(at_least("--max-dispatch-tokens", o.max_dispatch_tokens, 0));
+  const int64_t most = std::numeric_limits<int32_t>::max();  // positions, rows and pages are int32
+  for (const auto& [flag, value] :
+       {std::pair{"--max-running-requests", int64_t{o.max_running_requests}},
+        std::pair{"--chunked-prefill-size", o.chunked_prefill_size},
+        std::pair{"--context-length", o.context_length}, std::pair{"--page-size", o.page_size},
+        std::pair{"--max-dispatch-tokens", o.max_dispatch_tokens}}) {
+    if (value > most) return Status::usage(fmt::format("{} {}: at most {}", flag, value, most));
+  }
+  if (o.max_total_tokens / o.page_size >= most) {
+    return Status::usage(fmt::format("--max-total-tokens {} are more than {} pages of {}",
+                                     o.max_total_tokens, most, o.page_size));
+  }
+  if (!(o.mem_fraction_static >= 0 && o.mem_fraction_static < 1)) {
+    return Status::usage(fmt::format("--mem-fraction-static {}: must be above 0 and below 1",
+                                     o.mem_fraction_static));
+  }
   if (o.on_rank_loss != "fail" && o.on_rank_loss != "degrade") {
     return Status::usage(
         fmt::format("--on-rank-loss {} is unknown: take fail or degrade", o.on_rank_loss));
@@ -118,6 +115,24 @@ Status check(const RunOptions& o) {
 }
 
 }  // namespace
+
+Result<exchange::Mode> parse_mode(const std::string& name) {
+  if (name == "auto") return exchange::Mode::kAuto;
+  if (name == "low_latency") return exchange::Mode::kLowLatency;
+  if (name == "normal") return exchange::Mode::kNormal;
+  return Status::usage(
+      fmt::format("--deepep-mode {} is unknown: take auto, low_latency or normal", name));
+}
+
+Result<model::LoadOptions> load_options(const RunOptions& o) {
+  ASSIGN_OR_RETURN(const Quantization quantization, parse_quantization(o.quantization));
+  ASSIGN_OR_RETURN(const Device device, choose_device(o.device));
+  return model::LoadOptions{.quantization = quantization,
+                            .dense_fp8_block = o.dense == "fp8_block",
+                            .pack_for = device.host,
+                            .ranks = o.ep_size,
+                            .quiet = o.quiet};
+}
 
 std::string quantization_name(const model::Config& config, const RunOptions& options) {
   switch (config.dialect) {
@@ -158,7 +173,8 @@ Result<model::Config> resolve(RunOptions& o) {
   if (o.context_length == 0) {
     o.context_length = std::min<int64_t>(config.max_position_embeddings, 8192);
   }
-  if (o.max_total_tokens == 0) {
+  // With --mem-fraction-static plan_memory sizes the cache, once all ranks are there.
+  if (o.max_total_tokens == 0 && o.mem_fraction_static == 0) {
     o.max_total_tokens = std::min<int64_t>(o.max_running_requests * o.context_length,
                                            std::max<int64_t>(o.context_length, 32768));
   }
@@ -241,6 +257,18 @@ Result<std::unique_ptr<Ranks>> Ranks::open(RunOptions options, const Launch& lau
   if (threads == 0) {
     ranks->options_.threads = std::max(1, available_cpus() / ranks->cpu_sharers_);
   }
+  // A GPU's memory is its own: nothing is known of it here, and the host's says little.
+  ASSIGN_OR_RETURN(const Device device, choose_device(ranks->options_.device));
+  if (device.gpu == nullptr) {
+    ASSIGN_OR_RETURN(const HostLoad load,
+                     plan_memory(ranks->config_, ranks->options_,
+                                 ranks->processes_ ? &ranks->processes_->control() : nullptr));
+    ranks->plan_.emplace_back(
+        "memory", fmt::format("{:.2f} GiB planned: {}",
+                              static_cast<double>(load.needs.total()) / 0x1p30, parts(load.needs)));
+  } else if (ranks->options_.max_total_tokens == 0) {
+    return Status::usage("--mem-fraction-static is for --device cpu: name --max-total-tokens");
+  }
   RETURN_IF_ERROR(ranks->load());
   RETURN_IF_ERROR(ranks->build());
   return ranks;
@@ -305,13 +333,7 @@ Result<std::vector<std::shared_ptr<exchange::Transport>>> Ranks::transports(int6
 }
 
 Status Ranks::load() {
-  ASSIGN_OR_RETURN(const Quantization quantization, parse_quantization(options_.quantization));
-  ASSIGN_OR_RETURN(const Device device, choose_device(options_.device));
-  model::LoadOptions load{.quantization = quantization,
-                          .dense_fp8_block = options_.dense == "fp8_block",
-                          .pack_for = device.host,
-                          .ranks = options_.ep_size,
-                          .quiet = options_.quiet};
+  ASSIGN_OR_RETURN(model::LoadOptions load, load_options(options_));
   if (!options_.calibrate.empty()) {
     ASSIGN_OR_RETURN(load.activation_scales, calibrated_scales(options_));
   }
@@ -330,21 +352,10 @@ Status Ranks::load() {
 Status Ranks::build() {
   const RunOptions& o = options_;
   ASSIGN_OR_RETURN(const Device device, choose_device(o.device));
-  ASSIGN_OR_RETURN(const exchange::Mode mode, parse_mode(o.deepep_mode));
-  const exchange::Options exchange_options{
-      .experts = std::max(config_.n_routed_experts, o.ep_size),
-      .topk = std::max(config_.num_experts_per_tok, 1),
-      .hidden = config_.hidden_size,
-      .widest_row_bytes = widest_row(*weights_[0], config_.hidden_size),
-      .max_dispatch_tokens = o.max_dispatch_tokens,
-      .max_normal_tokens = o.chunked_prefill_size + o.max_running_requests,
-      .mode = mode,
-      .on_loss = degrade() ? exchange::OnLoss::kDegrade : exchange::OnLoss::kFail,
-      .exchange_timeout = seconds(o.exchange_timeout),
-      .step_timeout = seconds(o.step_timeout),
-      .spin = o.threads * cpu_sharers_ <= available_cpus()};
-  RETURN_IF_ERROR(exchange::check_options(exchange_options, o.ep_size));
-  ASSIGN_OR_RETURN(const auto group, transports(exchange_options.window_bytes(o.ep_size)));
+  exchange::Options exchange = exchange_options(config_, o);
+  exchange.on_loss = degrade() ? exchange::OnLoss::kDegrade : exchange::OnLoss::kFail;
+  exchange.spin = o.threads * cpu_sharers_ <= available_cpus();
+  ASSIGN_OR_RETURN(const auto group, transports(exchange.window_bytes(o.ep_size)));
   const model::ModelOptions model_options{
       .page_size = o.page_size,
       .pages = static_cast<int32_t>(quant::ceil_div(o.max_total_tokens, o.page_size)),
@@ -363,10 +374,10 @@ Status Ranks::build() {
     }
     rank.threads = std::make_unique<ThreadPool>(o.threads, own);
     if (device.gpu != nullptr) {
-      RETURN_IF_ERROR(build_on_gpu(rank, *device.gpu, exchange_options, model_options));
+      RETURN_IF_ERROR(build_on_gpu(rank, *device.gpu, exchange, model_options));
       continue;
     }
-    rank.exchange = exchange::make_exchange(group[i], exchange_options);
+    rank.exchange = exchange::make_exchange(group[i], exchange);
     rank.model = model::make_model(config_, weights_[i], *device.host, *rank.threads,
                                    *rank.exchange, model_options);
   }

@@ -37,6 +37,7 @@ struct RunOptions {
   int64_t context_length = 0;  // 0 = the model's, at most 8192
   int64_t page_size = 64;
   int64_t max_total_tokens = 0;     // latent cache of a rank; 0 = enough for all running requests
+  double mem_fraction_static = 0;   // or: of the free memory, for weights and cache together
   int64_t decode_segment = 0;       // 0 = the default
   int64_t max_dispatch_tokens = 0;  // 0 = max_running_requests
   double exchange_timeout = 10;
@@ -57,6 +58,10 @@ struct Launch {
 
 // Checks the flags against each other and the model's config, and fills in what 0 leaves open.
 Result<model::Config> resolve(RunOptions& options);
+
+Result<exchange::Mode> parse_mode(const std::string& name);
+// How the flags want the weights loaded, but for what a calibration would add.
+Result<model::LoadOptions> load_options(const RunOptions& options);
 
 // The name of a checkpoint's or a flag's quantisation for reports.
 std::string quantization_name(const model::Config& config, const RunOptions& options);

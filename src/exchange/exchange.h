@@ -40,6 +40,8 @@ struct Options {
   bool poison = false;
   // Bytes of window that one rank needs for these options.
   int64_t window_bytes(int ranks) const;
+  // And of the parts that it collects beside it.
+  int64_t parts_bytes(int ranks) const;
 };
 
 // Refuses sizes that the exchange cannot serve, in the words of the flags. To be called before

@@ -33,6 +33,9 @@ WindowLayout::WindowLayout(const Options& o, int ranks)
 }
 
 int64_t Options::window_bytes(int ranks) const { return WindowLayout(*this, ranks).bytes; }
+int64_t Options::parts_bytes(int ranks) const {
+  return ranks > 1 ? WindowLayout(*this, ranks).parts_bytes : 0;
+}
 
 Status check_options(const Options& o, int ranks) {
   if (ranks < 1 || ranks > kMaxRanks || !std::has_single_bit(static_cast<unsigned>(ranks))) {

@@ -25,6 +25,22 @@ struct MemoryPlan {
   int64_t bytes_per_token = 0;
 };
 
+// Sizes that no machine has stop at the largest int64.
 MemoryPlan memory_plan(const Config& config, const Formats& formats);
+
+// How much one rank has at once, as its options say.
+struct RankLoad {
+  int64_t cache_tokens = 0;    // positions of the latent cache, whole pages
+  int64_t cache_layers = 0;    // layers that have one
+  int64_t context_length = 0;  // positions of the rope table
+  int64_t step_rows = 0;       // prompt and decode rows of the largest step
+  int64_t decode_rows = 0;     // decode rows among them
+  int64_t decode_segment = 1;  // S
+};
+
+// Bytes of the latent cache, and of the activations of the largest step with the rope table.
+// Experts are taken to get their even share of the rows: a rank's own rows times top-k.
+int64_t cache_bytes(const Config& config, const RankLoad& load);
+int64_t scratch_bytes(const Config& config, const RankLoad& load);
 
 }  // namespace sortie::model

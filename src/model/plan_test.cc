@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <string>
 
 #include "base/json.h"
@@ -36,6 +37,39 @@ TEST(MemoryPlan, Int4ExpertsOfV3) {
       memory_plan(config("DeepSeek-V3"), {quant::Format::kW4Afp8, quant::Format::kFp8Block});
   EXPECT_NEAR(static_cast<double>(plan.expert_bytes) / (58.0 * 256), 22.02e6 + 0.688e6, 5e3);
   EXPECT_EQ(plan.cache_bytes_per_token, 61 * 576 * 4);
+}
+
+// The largest values that config.json may have overflow nothing: such a model is merely too large.
+TEST(MemoryPlan, AbsurdConfigsAreTooLargeAndNoMore) {
+  constexpr int64_t kWide = 1 << 20;
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  const Config absurd{.vocab_size = 1 << 24,
+                      .hidden_size = kWide,
+                      .intermediate_size = kWide,
+                      .moe_intermediate_size = kWide,
+                      .num_hidden_layers = 1000,
+                      .num_attention_heads = 4096,
+                      .n_shared_experts = 1024,
+                      .n_routed_experts = 65536,
+                      .num_experts_per_tok = 65536,
+                      .q_lora_rank = kWide,
+                      .kv_lora_rank = kWide,
+                      .qk_nope_head_dim = 65536,
+                      .qk_rope_head_dim = 65536,
+                      .v_head_dim = 65536};
+  const MemoryPlan plan = memory_plan(absurd, {});
+  EXPECT_EQ(plan.expert_bytes, kMost);
+  EXPECT_EQ(plan.parameters, kMost);
+  EXPECT_GT(plan.dense_bytes, int64_t{1} << 60);
+  EXPECT_EQ(plan.bytes_per_token, kMost);
+  const RankLoad load{.cache_tokens = kMost / 2,
+                      .cache_layers = 1016,
+                      .context_length = int64_t{1} << 31,
+                      .step_rows = int64_t{1} << 31,
+                      .decode_rows = int64_t{1} << 31,
+                      .decode_segment = 1};
+  EXPECT_EQ(cache_bytes(absurd, load), kMost);
+  EXPECT_EQ(scratch_bytes(absurd, load), kMost);
 }
 
 }  // namespace

@@ -106,47 +106,60 @@ bool may_ignore(const void* context, std::string_view name) {
          *parsed.ptr == '.' && layer >= rule.layers;
 }
 
-Result<RankWeights> load(const std::string& folder, const Config& config,
-                         const LoadOptions& options, int only_rank) {
+// A checkpoint with all its headers looked at and nothing read. The loader's jobs point into it.
+struct Prepared {
+  Prepared(std::shared_ptr<const Checkpoint> opened, WeightsLoader::Options how)
+      : checkpoint(std::move(opened)), table(*checkpoint) {
+    all.checkpoint = checkpoint;
+    all.owned = std::make_shared<std::deque<AlignedBuffer>>();
+    loader = std::make_unique<WeightsLoader>(*checkpoint, table, std::move(how), *all.owned);
+  }
+  std::shared_ptr<const Checkpoint> checkpoint;
+  TensorTable table;
+  Weights all;
+  std::vector<ExpertTable> experts;
+  std::unique_ptr<WeightsLoader> loader;
+};
+
+Result<std::unique_ptr<Prepared>> prepare(const std::string& folder, const Config& config,
+                                          const LoadOptions& options, int only_rank) {
   CHECK(options.ranks >= 1 && only_rank < options.ranks);
   if (config.n_routed_experts % options.ranks != 0) {
     return Status::usage(fmt::format("--ep-size {} does not divide the {} experts of {}.",
                                      options.ranks, config.n_routed_experts, folder));
   }
   ASSIGN_OR_RETURN(std::unique_ptr<Checkpoint> opened, Checkpoint::open(folder));
-  const std::shared_ptr<const Checkpoint> checkpoint = std::move(opened);
-  TensorTable table(*checkpoint);
-
   WeightsLoader::Options how;
-  RETURN_IF_ERROR(reconcile(folder, config, options, *checkpoint, how));
+  RETURN_IF_ERROR(reconcile(folder, config, options, *opened, how));
   const int share = config.n_routed_experts / options.ranks;
   how.first_expert = only_rank < 0 ? 0 : only_rank * share;
   how.last_expert = only_rank < 0 ? config.n_routed_experts : how.first_expert + share;
 
-  const int mtp_layers = mtp_layers_present(table, config);
+  auto p = std::make_unique<Prepared>(std::move(opened), std::move(how));
+  const int mtp_layers = mtp_layers_present(p->table, config);
   if (mtp_layers < config.num_nextn_predict_layers) {
     spdlog::info("{} holds {} of the {} MTP layers that its config.json names", folder, mtp_layers,
                  config.num_nextn_predict_layers);
   }
-  Weights all;
-  all.checkpoint = checkpoint;
-  all.owned = std::make_shared<std::deque<AlignedBuffer>>();
-  std::vector<ExpertTable> experts;
-  WeightsLoader loader(*checkpoint, table, how, *all.owned);
-  walk_weights(config, mtp_layers, all, experts, loader);
+  walk_weights(config, mtp_layers, p->all, p->experts, *p->loader);
   const IgnoreRule rule{config, config.num_hidden_layers + mtp_layers};
-  if (const Status s = table.finish(may_ignore, &rule); !s.is_ok()) {
+  if (const Status s = p->table.finish(may_ignore, &rule); !s.is_ok()) {
     return Status::invalid(fmt::format("{}: {}", folder, s.message()));
   }
-  RETURN_IF_ERROR(loader.run("Loading " + folder, options.quiet));
-  RETURN_IF_ERROR(checkpoint->check());
+  return p;
+}
 
-  share_embeddings(config, all);
+Result<RankWeights> load(const std::string& folder, const Config& config,
+                         const LoadOptions& options, int only_rank) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Prepared> p, prepare(folder, config, options, only_rank));
+  RETURN_IF_ERROR(p->loader->run("Loading " + folder, options.quiet));
+  RETURN_IF_ERROR(p->checkpoint->check());
+  share_embeddings(config, p->all);
   RankWeights result;
   for (int r = 0; r < options.ranks; ++r) {
     if (only_rank >= 0 && r != only_rank) continue;
     result.push_back(
-        std::make_shared<const Weights>(weights_of_rank(all, experts, r, options.ranks)));
+        std::make_shared<const Weights>(weights_of_rank(p->all, p->experts, r, options.ranks)));
   }
   return result;
 }
@@ -161,6 +174,12 @@ Result<RankWeights> load_weights(const std::string& folder, const Config& config
     return Status::exhausted(
         fmt::format("There is not enough memory for the weights of {}.", folder));
   }
+}
+
+Result<WeightBytes> weight_bytes(const std::string& folder, const Config& config,
+                                 const LoadOptions& options) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Prepared> p, prepare(folder, config, options, -1));
+  return p->loader->bytes();
 }
 
 }  // namespace sortie::model

@@ -83,6 +83,19 @@ struct LoadOptions {
   bool quiet = false;  // no progress bar
 };
 
+// Bytes that load_weights takes, from the config and the files' headers alone.
+struct WeightBytes {
+  struct Part {
+    int64_t mapped = 0;  // used where the files are mapped: processes of a host share these pages
+    int64_t made = 0;    // converted or quantised while loading: every process has its own
+  };
+  Part experts;  // of all ranks together
+  Part rest;
+};
+// Refuses a checkpoint as load_weights does, before anything is read.
+Result<WeightBytes> weight_bytes(const std::string& folder, const Config& config,
+                                 const LoadOptions& options);
+
 // Loads the weights of all ranks of this process: [ranks] if `only_rank` < 0, else just that rank's
 // (vector of one). Ranks of one process share everything but their experts. Missing, extra,
 // misshapen and mistyped tensors are listed by name in one error.

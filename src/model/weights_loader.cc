@@ -123,6 +123,11 @@ void WeightsLoader::matrix(const MatrixSpec& spec, Matrix& out) {
   out.k = spec.k;
   out.ue8m0_activations = options_.ue8m0 && out.format == Format::kFp8Block;
   if (!wanted || !stored.complete()) return;
+  WeightBytes::Part& part = spec.kind == LinearKind::kExpert ? bytes_.experts : bytes_.rest;
+  const bool packs = pack && options_.pack_for != nullptr && options_.pack_for->pack != nullptr &&
+                     options_.pack_for->packed_bytes(out) > 0;
+  const bool in_place = !packs && format == stored.format && is_aligned(*stored.weight);
+  (in_place ? part.mapped : part.made) += out.bytes();
   const int64_t bytes =
       stored.weight->bytes() + (stored.scale == nullptr ? 0 : stored.scale->bytes());
   jobs_.push_back({stored.weight->data, bytes, [=, this, &out] {

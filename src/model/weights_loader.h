@@ -36,6 +36,8 @@ class WeightsLoader : public WeightVisitor {
   bool has_copy(const std::string& module) override;
   void experts_done(const std::string& prefix, int layer, ExpertTable& table) override;
 
+  // What will be held, once the walk is done.
+  const WeightBytes& bytes() const { return bytes_; }
   // Runs what the walk noted.
   Status run(const std::string& what, bool quiet);
 
@@ -80,6 +82,7 @@ class WeightsLoader : public WeightVisitor {
   std::deque<AlignedBuffer>& owned_;
   std::mutex owned_mutex_;
   std::vector<Job> jobs_;
+  WeightBytes bytes_;
 };
 
 }  // namespace sortie::model
