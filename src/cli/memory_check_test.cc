@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "cli/process_test_util.h"
@@ -105,6 +106,7 @@ struct Planned {
   model::Config config = small_shape();
   HostLoad load;
   explicit Planned(RunOptions o = {}) : options(std::move(o)) {
+    options.ep_size = std::max(1, options.ep_size);
     options.max_running_requests = 4;
     options.context_length = 4096;
     options.decode_segment = 256;
