@@ -102,16 +102,18 @@ int64_t HostNeeds::total() const {
 
 exchange::Options exchange_options(const model::Config& config, const RunOptions& o) {
   const auto mode = parse_mode(o.deepep_mode);
-  return {.experts = std::max(config.n_routed_experts, o.ep_size),
-          .topk = std::max(config.num_experts_per_tok, 1),
-          .hidden = config.hidden_size,
-          // fp32 rows are the widest of all wire formats, and an unquantised layer has them.
-          .widest_row_bytes = quant::act_row_bytes(quant::ActFormat::kF32, config.hidden_size),
-          .max_dispatch_tokens = o.max_dispatch_tokens,
-          .max_normal_tokens = o.chunked_prefill_size + o.max_running_requests,
-          .mode = mode.is_ok() ? *mode : exchange::Mode::kAuto,
-          .exchange_timeout = seconds(o.exchange_timeout),
-          .step_timeout = seconds(o.step_timeout)};
+  return {
+      .experts = std::max(config.n_routed_experts, o.ep_size),
+      .topk = std::max(config.num_experts_per_tok, 1),
+      .hidden = config.hidden_size,
+      // fp32 rows are the widest of all wire formats, and an unquantised layer has them.
+      .widest_row_bytes = quant::act_row_bytes(quant::ActFormat::kF32, config.hidden_size),
+      .max_dispatch_tokens = o.max_dispatch_tokens,
+      .max_normal_tokens = o.chunked_prefill_size + o.max_running_requests,
+      .mode = mode.is_ok() ? *mode : exchange::Mode::kAuto,
+      .on_loss = o.on_rank_loss == "degrade" ? exchange::OnLoss::kDegrade : exchange::OnLoss::kFail,
+      .exchange_timeout = seconds(o.exchange_timeout),
+      .step_timeout = seconds(o.step_timeout)};
 }
 
 model::RankLoad rank_load(const model::Config& config, const RunOptions& o) {

@@ -353,7 +353,6 @@ Status Ranks::build() {
   const RunOptions& o = options_;
   ASSIGN_OR_RETURN(const Device device, choose_device(o.device));
   exchange::Options exchange = exchange_options(config_, o);
-  exchange.on_loss = degrade() ? exchange::OnLoss::kDegrade : exchange::OnLoss::kFail;
   exchange.spin = o.threads * cpu_sharers_ <= available_cpus();
   ASSIGN_OR_RETURN(const auto group, transports(exchange.window_bytes(o.ep_size)));
   const model::ModelOptions model_options{
