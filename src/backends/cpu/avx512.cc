@@ -267,8 +267,6 @@ uint64_t read(const std::byte* p, int64_t bytes) {
   __m512i sum[4] = {};
   for (int64_t i = 0; i < bytes; i += 512) {
     for (int j = 0; j < 8; ++j) {
-      // As far ahead as the GEMMs ask: a bound must not read slower than what it bounds.
-      _mm_prefetch(reinterpret_cast<const char*>(p) + i + 64 * j + 8192, _MM_HINT_T1);
       sum[j % 4] = _mm512_or_si512(sum[j % 4], _mm512_loadu_si512(p + i + 64 * j));
     }
   }
