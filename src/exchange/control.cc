@@ -19,6 +19,7 @@ namespace {
 constexpr auto kBeatEvery = std::chrono::milliseconds(50);
 constexpr auto kStopped = std::chrono::seconds(1);  // between two beats: this process was stopped
 constexpr auto kFarewell = std::chrono::seconds(2);
+constexpr auto kNetworkFarewell = std::chrono::seconds(5);  // TCP repeats what a line has lost
 constexpr size_t kMostQueued = size_t{4} * Control::kMaxFrame;
 
 // Control's own frames. A beat from rank 0 carries the age in ms of every rank's last sign of life,
@@ -47,7 +48,13 @@ Control::Control(int rank, int size, std::vector<UniqueFd> links)
       gathered_(static_cast<size_t>(size)) {
   CHECK(links.size() == static_cast<size_t>(rank == 0 ? size : 1), "links of the star");
   CHECK(bell_.open(), "eventfd");
-  for (size_t i = 0; i < links.size(); ++i) links_[i].fd = std::move(links[i]);
+  for (size_t i = 0; i < links.size(); ++i) {
+    int domain = 0;
+    socklen_t length = sizeof domain;
+    getsockopt(links[i].get(), SOL_SOCKET, SO_DOMAIN, &domain, &length);
+    links_[i].network = domain == AF_INET || domain == AF_INET6;
+    links_[i].fd = std::move(links[i]);
+  }
   thread_ = std::thread([this] { loop(); });
 }
 
@@ -78,6 +85,7 @@ void Control::queue(int to, uint32_t type, std::span<const std::byte> payload) {
   Bytes frame = make_frame(type, payload);
   const std::scoped_lock lock(mutex_);
   Link& l = link(to);
+  if (l.ended) return;
   l.out_queued += frame.size();
   l.out.push_back(std::move(frame));
 }
@@ -196,7 +204,11 @@ void Control::loop() {
     fds.assign(1, {.fd = bell_.get(), .events = POLLIN, .revents = 0});
     {
       const std::scoped_lock lock(mutex_);
-      if (stop_ && stop_by == TimePoint::max()) stop_by = Clock::now() + kFarewell;
+      if (stop_ && stop_by == TimePoint::max()) {
+        const bool network = std::any_of(links_.begin(), links_.end(),
+                                         [](const Link& l) { return l.fd.open() && l.network; });
+        stop_by = Clock::now() + (network ? Duration(kNetworkFarewell) : Duration(kFarewell));
+      }
       for (const Link& l : links_) {
         const int events = POLLIN | (l.out.empty() ? 0 : POLLOUT);
         fds.push_back({.fd = l.fd.get(), .events = static_cast<short>(events), .revents = 0});
@@ -219,12 +231,26 @@ void Control::loop() {
 }
 
 // Is it time to leave: asked to stop, and nothing left to send or no time left for it?
+//
+// A TCP socket that is closed with bytes on their way resets the connection as soon as a heartbeat
+// of the other side arrives, and what the line had lost of the last words is lost for good. So
+// between hosts only the sending side is closed, and the other side's answer is its own close.
 bool Control::idle_or_late(TimePoint stop_by) {
   const std::scoped_lock lock(mutex_);
   if (!stop_) return false;
-  return Clock::now() >= stop_by || std::all_of(links_.begin(), links_.end(), [](const Link& l) {
-           return !l.fd.open() || l.out.empty();
-         });
+  const TimePoint now = Clock::now();
+  bool idle = true;
+  for (int peer = 0; peer < size_; ++peer) {
+    Link& l = link(peer);
+    if (!l.fd.open()) continue;
+    if (l.network && l.out.empty() && !l.ended) {
+      l.ended = true;
+      shutdown(l.fd.get(), SHUT_WR);
+    }
+    const bool lost = l.network && now - state(peer).life.load() > kNetworkFarewell;
+    idle = idle && (lost || (l.out.empty() && !l.network));
+  }
+  return idle || now >= stop_by;
 }
 
 void Control::beat() {

@@ -56,7 +56,7 @@ class Control {
 
   // `links` holds at rank 0 one socket to each other rank (by rank), elsewhere one to rank 0.
   Control(int rank, int size, std::vector<UniqueFd> links);
-  ~Control();  // sends what is queued, for two seconds at most
+  ~Control();  // sends what is queued, for two seconds at most, between hosts five
   Control(const Control&) = delete;
   Control& operator=(const Control&) = delete;
 
@@ -90,6 +90,8 @@ class Control {
     std::deque<Bytes> out;
     size_t out_sent = 0;    // bytes of out.front() already written
     size_t out_queued = 0;  // bytes in out
+    bool network = false;   // TCP
+    bool ended = false;     // nothing more is sent; under mutex_
   };
   struct State {
     std::atomic<TimePoint> life{Clock::now()};
