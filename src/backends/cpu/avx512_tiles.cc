@@ -271,6 +271,10 @@ void blocked_groups(const Panel& p, const std::byte* w, int64_t n) {
   const int64_t groups = (p.k + kGroup - 1) / kGroup;
   for (int64_t g = 0; g < groups; ++g, w += W::kGroupBytes) {
     for (int64_t pair = 0; pair < kPairs; ++pair) {
+      // The next group, while this one is multiplied.
+      for (int64_t line = 0; line < W::kPairBytes; line += 64) {
+        _mm_prefetch(w + W::kGroupBytes + pair * W::kPairBytes + line, _MM_HINT_T1);
+      }
       W::unpack(w + pair * W::kPairBytes, group.w[pair % 2][pair / 2]);
     }
     const typename W::Scales scales = W::scales(p, w, n, g);
