@@ -18,11 +18,11 @@ Bpe::Bpe(const std::array<int32_t, 256>& byte_ids, const std::vector<Merge>& mer
   const size_t capacity = std::bit_ceil(std::max<size_t>(2, merges.size() * 2));
   shift_ = 64 - std::countr_zero(capacity);
   table_.resize(capacity);
-  for (size_t rank = 0; rank < merges.size(); ++rank) {
-    const uint64_t pair = pair_key(merges[rank].left, merges[rank].right);
+  for (const Merge& merge : merges) {
+    const uint64_t pair = pair_key(merge.left, merge.right);
     size_t i = home(pair);
     while (table_[i].pair != kEmpty && table_[i].pair != pair) i = (i + 1) & (capacity - 1);
-    table_[i] = {pair, static_cast<int32_t>(rank), merges[rank].result};
+    table_[i] = {pair, merge.rank, merge.result};
   }
 }
 

@@ -15,6 +15,7 @@ class Bpe {
     int32_t left;
     int32_t right;
     int32_t result;
+    int32_t rank;
   };
   // Working memory that a caller keeps between words.
   struct Scratch {
@@ -33,7 +34,7 @@ class Bpe {
   };
 
   Bpe() = default;
-  // A merge's rank is its index; of equal pairs the last counts. byte_ids[b] < 0: no token.
+  // Of equal pairs the last counts. byte_ids[b] < 0: no token.
   Bpe(const std::array<int32_t, 256>& byte_ids, const std::vector<Merge>& merges);
 
   // Appends the word's ids. O(n log n) in its length.

@@ -20,11 +20,14 @@ namespace sortie::text {
 // serve all threads.
 class Tokenizer {
  public:
-  // Reads tokenizer.json and, where there is one, tokenizer_config.json of a model folder.
+  // Reads tokenizer.json, or tiktoken.model as Moonlight and Kimi-K2 have it, and, where there is
+  // one, tokenizer_config.json of a model folder.
   static Result<std::shared_ptr<const Tokenizer>> load(const std::string& folder);
   // The same from the files' text; an empty `config` stands for a missing file.
   static Result<std::shared_ptr<const Tokenizer>> parse(std::string_view tokenizer,
                                                         std::string_view config);
+  static Result<std::shared_ptr<const Tokenizer>> parse_tiktoken(std::string_view model,
+                                                                 std::string_view config);
 
   // Bytes that are not UTF-8 count as U+FFFD. `add_special`: with BOS and whatever else the model's
   // post-processor adds. Fails only where the model's own pattern gives up on the text.

@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "text/byte_level.h"
+#include "text/tiktoken.h"
 #include "text/tokenizer.h"
 
 namespace sortie::text {
@@ -17,6 +18,7 @@ using Json = nlohmann::json;
 constexpr int64_t kMaxFile = int64_t{64} << 20;
 constexpr size_t kMaxTokens = 1'000'000;
 constexpr size_t kMaxAddedLength = 1024;
+constexpr size_t kReservedTokens = 256;
 
 const Json& member(const Json& object, const char* key) {
   static const Json kNull;
@@ -49,6 +51,11 @@ Status check_id(const Json& id, const std::string& token) {
       fmt::format("the id of \"{}\" is not a number from 0 to {}", token, kMaxTokens - 1));
 }
 
+Result<Json> parse_settings(std::string_view config) {
+  if (config.empty()) return Json();
+  return parse_json(config, "tokenizer_config.json");
+}
+
 }  // namespace
 
 // One reading of the two files into a Tokenizer. Errors here are clauses; parse() makes the
@@ -71,7 +78,41 @@ class TokenizerFile {
     return templated ? Status() : add_from_config(config);
   }
 
+  // tokenizer_config.json names the added tokens; the ids that it leaves open behind the vocabulary
+  // are reserved ones, as in Moonshot's tokenization_kimi.py.
+  Status read_tiktoken(std::string_view model, const Json& config) {
+    ASSIGN_OR_RETURN(TiktokenVocabulary vocabulary, parse_tiktoken(model));
+    t_.bpe_ = Bpe(vocabulary.byte_ids, vocabulary.merges());
+    t_.ignore_merges_ = true;
+    const size_t base = vocabulary.tokens.size();
+    for (std::string& bytes : vocabulary.tokens) t_.tokens_.push_back({std::move(bytes), false});
+    Json added = Json::array();
+    for (size_t id = base; id < base + kReservedTokens; ++id) {
+      const Json& named =
+          member(member(config, "added_tokens_decoder"), std::to_string(id).c_str());
+      if (named.is_null()) {
+        added.push_back({{"content", fmt::format("<|reserved_token_{}|>", id)}, {"special", true}});
+      } else {
+        added.push_back(named);
+      }
+      if (added.back().is_object()) added.back()["id"] = id;
+    }
+    RETURN_IF_ERROR(read_added(added));
+    ASSIGN_OR_RETURN(t_.pre_tokenizer_, PreTokenizer::make(split_by(kMoonshotPattern)));
+    index_tokens();
+    t_.bos_ = t_.id_of(token_name(config, "bos_token"));
+    t_.eos_ = t_.id_of(token_name(config, "eos_token"));
+    return add_from_config(config);
+  }
+
  private:
+  static Json split_by(const std::string& pattern) {
+    const Json split = {
+        {"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}};
+    const Json bytes = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}};
+    return {{"type", "Sequence"}, {"pretokenizers", {split, bytes}}};
+  }
+
   static Status refuse_normalizer(const Json& normalizer) {
     if (normalizer.is_null()) return {};
     const Json& list = member(normalizer, "normalizers");
@@ -172,7 +213,7 @@ class TokenizerFile {
       const auto it = vocabulary_.find(spelling);
       return it == vocabulary_.end() ? -1 : it->second;
     };
-    merge = {id(left), id(right), id(left + right)};
+    merge = {id(left), id(right), id(left + right), merge.rank};
     if (merge.left < 0 || merge.right < 0 || merge.result < 0) {
       return Status::invalid(fmt::format(
           "the merge of \"{}\" and \"{}\" names or makes a token that model.vocab lacks", left,
@@ -188,7 +229,10 @@ class TokenizerFile {
           fmt::format("model.merges is not a list of at most {} merges", kMaxTokens));
     }
     std::vector<Bpe::Merge> merges(list.size());
-    for (size_t i = 0; i < merges.size(); ++i) RETURN_IF_ERROR(read_merge(list[i], merges[i]));
+    for (size_t i = 0; i < merges.size(); ++i) {
+      merges[i].rank = static_cast<int32_t>(i);
+      RETURN_IF_ERROR(read_merge(list[i], merges[i]));
+    }
     std::array<int32_t, 256> byte_ids{};
     for (int b = 0; b < 256; ++b) {
       const auto it = vocabulary_.find(byte_symbol(static_cast<uint8_t>(b)));
@@ -323,10 +367,7 @@ class TokenizerFile {
 Result<std::shared_ptr<const Tokenizer>> Tokenizer::parse(std::string_view tokenizer,
                                                           std::string_view config) {
   ASSIGN_OR_RETURN(const Json file, parse_json(tokenizer, "tokenizer.json"));
-  Json settings;
-  if (!config.empty()) {
-    ASSIGN_OR_RETURN(settings, parse_json(config, "tokenizer_config.json"));
-  }
+  ASSIGN_OR_RETURN(const Json settings, parse_settings(config));
   auto result = std::make_shared<Tokenizer>();
   const Status status = TokenizerFile(*result).read(file, settings);
   if (!status.is_ok()) {
@@ -335,13 +376,26 @@ Result<std::shared_ptr<const Tokenizer>> Tokenizer::parse(std::string_view token
   return std::shared_ptr<const Tokenizer>(std::move(result));
 }
 
+Result<std::shared_ptr<const Tokenizer>> Tokenizer::parse_tiktoken(std::string_view model,
+                                                                   std::string_view config) {
+  ASSIGN_OR_RETURN(const Json settings, parse_settings(config));
+  auto result = std::make_shared<Tokenizer>();
+  const Status status = TokenizerFile(*result).read_tiktoken(model, settings);
+  if (!status.is_ok()) {
+    return Status::invalid(fmt::format("tiktoken.model cannot be used: {}.", status.message()));
+  }
+  return std::shared_ptr<const Tokenizer>(std::move(result));
+}
+
 Result<std::shared_ptr<const Tokenizer>> Tokenizer::load(const std::string& folder) {
-  const std::string path = folder + "/tokenizer.json";
-  for (const char* other : {"tiktoken.model", "tokenizer.model"}) {
-    if (!file_exists(path) && file_exists(folder + "/" + other)) {
-      return Status::invalid(fmt::format(
-          "{} has {} but no tokenizer.json; convert it to that form first.", folder, other));
-    }
+  const bool tiktoken =
+      !file_exists(folder + "/tokenizer.json") && file_exists(folder + "/tiktoken.model");
+  const std::string path = folder + (tiktoken ? "/tiktoken.model" : "/tokenizer.json");
+  if (!file_exists(path) && file_exists(folder + "/tokenizer.model")) {
+    return Status::invalid(
+        fmt::format("{} has tokenizer.model but neither tokenizer.json nor tiktoken.model; convert "
+                    "it to tokenizer.json first.",
+                    folder));
   }
   ASSIGN_OR_RETURN(const std::string file, read_text_file(path, kMaxFile));
   std::string config;
@@ -349,7 +403,7 @@ Result<std::shared_ptr<const Tokenizer>> Tokenizer::load(const std::string& fold
   if (file_exists(config_path)) {
     ASSIGN_OR_RETURN(config, read_text_file(config_path, kMaxFile));
   }
-  auto result = parse(file, config);
+  auto result = tiktoken ? parse_tiktoken(file, config) : parse(file, config);
   if (!result.is_ok()) {
     return Status::invalid(fmt::format("{}: {}", folder, result.status().message()));
   }
