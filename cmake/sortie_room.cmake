@@ -2,22 +2,27 @@
 # One static library a room and one test program over its x_test.cc files.
 
 add_library(sortie_flags INTERFACE)
-target_include_directories(sortie_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
+target_include_directories(sortie_flags INTERFACE $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/src>
+                           $<INSTALL_INTERFACE:include>)
+target_compile_features(sortie_flags INTERFACE cxx_std_20)
 # No fast-math and no contraction the source did not ask for: bits are part of the contract.
 # nvcc hands the same to its host compiler and is told for its own part not to contract.
 set(sortie_warnings -Wall -Wextra -Wno-missing-field-initializers -ffp-contract=off -fno-math-errno)
 string(REPLACE ";" "," sortie_cuda_warnings "${sortie_warnings}")
-target_compile_options(sortie_flags INTERFACE
+set(sortie_options
   "$<$<COMPILE_LANGUAGE:CXX>:${sortie_warnings}>"
   "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${sortie_cuda_warnings};--fmad=false;--expt-relaxed-constexpr>")
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # GCC 12 sees overlap in plain string additions (its bug 105651).
-  target_compile_options(sortie_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
+  list(APPEND sortie_options $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
 endif()
 if(SORTIE_WERROR)
-  target_compile_options(sortie_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>
+  list(APPEND sortie_options $<$<COMPILE_LANGUAGE:CXX>:-Werror>
     "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Werror;-Werror=all-warnings>")
 endif()
+# Who links the installed library gets the one option that the bits of its inline functions need.
+target_compile_options(sortie_flags INTERFACE "$<BUILD_INTERFACE:${sortie_options}>"
+                       $<INSTALL_INTERFACE:$<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>>)
 if(SORTIE_SANITIZE STREQUAL "address")
   target_compile_options(sortie_flags INTERFACE -fsanitize=address,undefined
                          -fno-sanitize-recover=all -fno-omit-frame-pointer)
