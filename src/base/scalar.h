@@ -26,6 +26,23 @@ inline bf16 to_bf16(float f) {
 
 inline float round_to_bf16(float f) { return to_float(to_bf16(f)); }
 
+// IEEE binary16, which is only read: every value is exact in fp32.
+struct fp16 {
+  uint16_t bits = 0;
+};
+
+inline float to_float(fp16 v) {
+  const uint32_t sign = static_cast<uint32_t>(v.bits & 0x8000u) << 16;
+  const uint32_t exponent = (v.bits >> 10) & 31u;
+  const uint32_t mantissa = v.bits & 0x3ffu;
+  if (exponent == 0u) {  // subnormal: multiples of 2^-24
+    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+    return sign != 0 ? -magnitude : magnitude;
+  }
+  const uint32_t wide = exponent == 31u ? 255u : exponent + 112u;
+  return std::bit_cast<float>(sign | (wide << 23) | (mantissa << 13));
+}
+
 // OCP FP8 E4M3 ("e4m3fn"): bias 7, no infinity, 0x7f and 0xff are NaN, largest 448, smallest
 // subnormal 2^-9.
 struct e4m3 {

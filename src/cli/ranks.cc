@@ -141,6 +141,7 @@ std::string quantization_name(const model::Config& config, const RunOptions& opt
     case Dialect::kW4Afp8:
       return "w4afp8";
     case Dialect::kCompressedTensorsInt8:
+    case Dialect::kModelSlim:
       return "w8a8_int8";
     case Dialect::kBf16:
       break;

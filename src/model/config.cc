@@ -14,6 +14,7 @@ namespace sortie::model {
 namespace {
 
 constexpr int64_t kMaxConfigBytes = 16 << 20;
+constexpr int64_t kMaxDescriptionBytes = 64 << 20;
 constexpr int64_t kMaxWidth = 1 << 20;  // any one dimension but the vocabulary
 
 // Refuses architectures by name. What passes has MLA as DeepSeek-V2 and V3 do it.
@@ -214,7 +215,8 @@ Status read_sizes(const nlohmann::json& j, Config& c) {
 }  // namespace
 
 Result<Config> parse_config(std::string_view config_json, std::string_view hf_quant_config_json,
-                            std::string_view generation_config_json) {
+                            std::string_view generation_config_json,
+                            std::string_view quant_description_json) {
   ASSIGN_OR_RETURN(const nlohmann::json j, parse_json(config_json, "config.json"));
   if (!j.is_object()) return Status::invalid("config.json is not a JSON object.");
   Config c;
@@ -223,7 +225,7 @@ Result<Config> parse_config(std::string_view config_json, std::string_view hf_qu
   RETURN_IF_ERROR(r.status());
   RETURN_IF_ERROR(check_architecture(j, c.model_type));
   RETURN_IF_ERROR(read_sizes(j, c));
-  RETURN_IF_ERROR(detect_dialect(j, hf_quant_config_json, c));
+  RETURN_IF_ERROR(detect_dialect(j, hf_quant_config_json, quant_description_json, c));
   if (!generation_config_json.empty()) {
     const std::string where = "generation_config.json";
     ASSIGN_OR_RETURN(const nlohmann::json g, parse_json(generation_config_json, where));
@@ -256,7 +258,16 @@ Result<Config> load_config(const std::string& folder) {
                    read_text_file(folder + "/config.json", kMaxConfigBytes));
   ASSIGN_OR_RETURN(const std::string quant, optional("hf_quant_config.json"));
   ASSIGN_OR_RETURN(const std::string generation, optional("generation_config.json"));
-  Result<Config> parsed = parse_config(config, quant, generation);
+  std::string description;  // msModelSlim's own name first, then those that it wrote before
+  for (const char* name :
+       {"quant_model_description.json", "quant_model_description_w8a8_dynamic.json",
+        "quant_model_description_w8a8.json"}) {
+    if (::stat((folder + "/" + name).c_str(), &info) != 0) continue;
+    ASSIGN_OR_RETURN(description, read_text_file(folder + "/" + name, kMaxDescriptionBytes));
+    if (description.empty()) return Status::invalid(fmt::format("{}/{} is empty.", folder, name));
+    break;
+  }
+  Result<Config> parsed = parse_config(config, quant, generation, description);
   if (parsed.is_ok()) return parsed;
   return Status(parsed.status().code(), fmt::format("{}: {}", folder, parsed.status().message()));
 }

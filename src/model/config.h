@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
+#include "model/quant_description.h"
 #include "ops/ops.h"
 
 namespace sortie::model {
@@ -20,7 +22,7 @@ struct RopeScaling {
 };
 
 // What config.json (and its quantisation relatives) says of the checkpoint's stored form.
-enum class Dialect : uint8_t { kBf16, kFp8Block, kW4Afp8, kCompressedTensorsInt8 };
+enum class Dialect : uint8_t { kBf16, kFp8Block, kW4Afp8, kCompressedTensorsInt8, kModelSlim };
 
 // A DeepSeek-family model with MLA: the values of HF's config.json under their own names.
 struct Config {
@@ -60,6 +62,8 @@ struct Config {
   Dialect dialect = Dialect::kBf16;
   bool ue8m0_scales = false;              // fp8_block: scale_fmt "ue8m0"
   std::vector<std::string> quant_ignore;  // compressed-tensors: modules left alone
+  bool int8_static_activations = false;   // compressed-tensors: one activation scale a tensor
+  std::shared_ptr<const QuantDescription> quant_description;  // kModelSlim: a scheme per linear
 
   bool is_moe_layer(int layer) const {
     return n_routed_experts > 0 && layer >= first_k_dense_replace && layer % moe_layer_freq == 0;
@@ -76,8 +80,9 @@ struct Config {
 // files beside it. Refuses by name what Sortie cannot run (sparse indexer, GQA, unknown rope type,
 // unknown quantisation) and absurd values.
 Result<Config> load_config(const std::string& folder);
-// The same from texts; `hf_quant_config` may be empty.
+// The same from texts; all but the first may be empty. quant_description_json is msModelSlim's.
 Result<Config> parse_config(std::string_view config_json, std::string_view hf_quant_config_json,
-                            std::string_view generation_config_json);
+                            std::string_view generation_config_json,
+                            std::string_view quant_description_json = {});
 
 }  // namespace sortie::model

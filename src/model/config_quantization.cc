@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "base/json.h"
 #include "model/config_reader.h"
@@ -11,8 +13,8 @@ namespace sortie::model {
 namespace {
 
 constexpr const char* kReadable =
-    "Sortie reads bf16, fp8 with 128x128 blocks, w4afp8, and int8 (compressed-tensors or "
-    "w8a8_int8)";
+    "Sortie reads bf16, fp8 with 128x128 blocks, w4afp8, and int8 (compressed-tensors, w8a8_int8 "
+    "or msModelSlim's W8A8)";
 
 Status refuse(const std::string& what) {
   return Status::invalid(fmt::format("Quantization {} is not supported; {}.", what, kReadable));
@@ -80,13 +82,22 @@ Status check_compressed_tensors(const nlohmann::json& q, Config& config) {
   if (groups == q.end() || !groups->is_object() || groups->empty()) {
     return refuse("compressed-tensors without \"config_groups\"");
   }
+  bool per_token = false;
   for (const auto& [name, group] : groups->items()) {
     if (!group.is_object()) return refuse("compressed-tensors with a malformed group " + name);
-    if (!is_int8(group, "weights", "channel", false) ||
-        !is_int8(group, "input_activations", "token", true)) {
+    const bool weights =
+        is_int8(group, "weights", "channel", false) || is_int8(group, "weights", "tensor", false);
+    const bool dynamic = is_int8(group, "input_activations", "token", true);
+    const bool fixed = is_int8(group, "input_activations", "tensor", false);
+    if (!weights || (!dynamic && !fixed)) {
       return refuse(fmt::format("compressed-tensors with {} and {}", describe(group, "weights"),
                                 describe(group, "input_activations")));
     }
+    per_token = per_token || dynamic;
+    config.int8_static_activations = config.int8_static_activations || fixed;
+  }
+  if (per_token && config.int8_static_activations) {
+    return refuse("compressed-tensors with groups of per-token and of static activations");
   }
   if (const auto kv = q.find("kv_cache_scheme"); kv != q.end() && !kv->is_null()) {
     return refuse("compressed-tensors with a \"kv_cache_scheme\"");
@@ -129,7 +140,7 @@ Status check_hf_quant_config(std::string_view text, Config& config) {
 }  // namespace
 
 Status detect_dialect(const nlohmann::json& config_json, std::string_view hf_quant_config_json,
-                      Config& config) {
+                      std::string_view quant_description_json, Config& config) {
   config.dialect = Dialect::kBf16;
   const auto q = config_json.find("quantization_config");
   if (q != config_json.end() && !q->is_null()) {
@@ -151,8 +162,22 @@ Status detect_dialect(const nlohmann::json& config_json, std::string_view hf_qua
       return refuse(fmt::format("\"{}\" (quant_method in config.json)", method.substr(0, 60)));
     }
   }
-  if (hf_quant_config_json.empty()) return Status::ok();
-  return check_hf_quant_config(hf_quant_config_json, config);
+  if (!hf_quant_config_json.empty()) {
+    RETURN_IF_ERROR(check_hf_quant_config(hf_quant_config_json, config));
+  }
+  if (quant_description_json.empty()) return Status::ok();
+  // msModelSlim leaves config.json alone, so an fp8 section is the source's.
+  if (config.dialect != Dialect::kBf16 && config.dialect != Dialect::kFp8Block) {
+    return Status::invalid(
+        "Both config.json (or hf_quant_config.json) and quant_model_description.json say how the "
+        "weights are quantised; remove the one that does not belong to them.");
+  }
+  ASSIGN_OR_RETURN(QuantDescription description,
+                   parse_quant_description(quant_description_json, "quant_model_description.json"));
+  config.quant_description = std::make_shared<const QuantDescription>(std::move(description));
+  config.dialect = Dialect::kModelSlim;
+  config.ue8m0_scales = false;
+  return Status::ok();
 }
 
 }  // namespace sortie::model

@@ -19,7 +19,7 @@ void DeepSeek<T>::attention(const LayerWeights& w, int layer, const Shared& s, c
   } else {
     q = linear(w.q, h);
   }
-  const bool same_form = ops::act_format<T>(w.kv_a.w) == h.format;
+  const bool same_form = ops::fits<T>(h, w.kv_a.w);
   const T* kv = same_form ? linear(w.kv_a, h) : linear(w.kv_a, x, s.tokens);  // c_kv | k_rope
 
   ops_.rope({.x = q,
@@ -81,8 +81,10 @@ void DeepSeek<T>::mlp(const MlpWeights& w, const T* x, int64_t tokens, T* out) {
   const quant::Rows rows = rows_for(w.gate.w, x, w.gate.w.k, tokens);
   float* gate_up = alloc<float>(tokens * 2 * n);
   if (tokens > 0) {
+    const quant::Rows up_rows =
+        ops::fits<T>(rows, w.up.w) ? rows : rows_for(w.up.w, x, w.up.w.k, tokens);
     ops_.linear_f32({rows, w.gate.w, w.gate.bias, gate_up, 2 * n}, context_);
-    ops_.linear_f32({rows, w.up.w, w.up.bias, gate_up + n, 2 * n}, context_);
+    ops_.linear_f32({up_rows, w.up.w, w.up.bias, gate_up + n, 2 * n}, context_);
   }
   const quant::Rows h = new_rows(w.down.w, tokens);
   ops_.swiglu_quantise({gate_up, tokens, n, h}, context_);

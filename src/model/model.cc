@@ -208,11 +208,7 @@ Result<const float*> DeepSeek<T>::on_host(const float* values, int64_t n) {
 
 template <typename T>
 quant::Rows DeepSeek<T>::new_rows(const quant::Matrix& w, int64_t count) {
-  quant::Rows rows{.format = ops::act_format<T>(w),
-                   .count = count,
-                   .k = w.k,
-                   .static_scale = w.input_scale,
-                   .ue8m0 = w.ue8m0_activations};
+  quant::Rows rows = ops::rows_like<T>(w, count);
   rows.data = context_.scratch.alloc_bytes(static_cast<size_t>(count * rows.row_bytes()));
   return rows;
 }

@@ -16,6 +16,7 @@
 #include "base/scalar.h"
 #include "base/threads.h"
 #include "model/quantize_plan.h"
+#include "model/tensor_values.h"
 #include "quant/matrix_ops.h"
 
 namespace sortie::model {
@@ -87,10 +88,11 @@ class Converter {
  private:
   quant::Matrix matrix(const QuantizePiece& piece) {
     quant::Matrix m = piece.matrix;
-    if (m.format == Format::kFp8Block) {  // copied: a file may hold them unaligned
+    if (m.format == Format::kFp8Block) {  // copied: unaligned or E8M0 in the file
       source_scales_.resize(static_cast<size_t>(piece.source_scales.elements()));
-      std::memcpy(source_scales_.data(), piece.source_scales.data,
-                  source_scales_.size() * sizeof(float));
+      for (size_t i = 0; i < source_scales_.size(); ++i) {
+        source_scales_[i] = value_at(piece.source_scales, static_cast<int64_t>(i));
+      }
       m.scales = source_scales_.data();
     }
     return m;

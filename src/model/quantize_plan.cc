@@ -170,10 +170,11 @@ class Planner {
   Status read_source_scales(const std::string& name, QuantizePiece& piece) {
     const Tensor* scales = source_.find(name + "_scale_inv");
     const int64_t rows = quant::ceil_div(piece.matrix.n, quant::kGroup);
-    if (scales == nullptr || scales->dtype != DType::kF32 || scales->rank != 2 ||
-        scales->shape[0] != rows || scales->shape[1] != piece.matrix.k_groups()) {
-      return Status::invalid(fmt::format("{} needs {}_scale_inv, F32 [{}, {}].", options_.in, name,
-                                         rows, piece.matrix.k_groups()));
+    if (scales == nullptr || (scales->dtype != DType::kF32 && scales->dtype != DType::kE8m0) ||
+        scales->rank != 2 || scales->shape[0] != rows ||
+        scales->shape[1] != piece.matrix.k_groups()) {
+      return Status::invalid(fmt::format("{} needs {}_scale_inv, F32 or F8_E8M0 [{}, {}].",
+                                         options_.in, name, rows, piece.matrix.k_groups()));
     }
     piece.source_scales = *scales;
     return Status::ok();

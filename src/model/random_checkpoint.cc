@@ -33,6 +33,7 @@ constexpr Quantization quantization_of(Dialect d) {
     case Dialect::kW4Afp8:
       return Quantization::kW4Afp8;
     case Dialect::kCompressedTensorsInt8:
+    case Dialect::kModelSlim:
       return Quantization::kW8A8Int8;
   }
   return Quantization::kNone;
@@ -129,7 +130,7 @@ class InMemory : public WeightVisitor {
     std::fill(values, values + n, kind == VectorKind::kNorm ? 1.0f : 0.0f);
     out = values;
   }
-  bool has_copy(const std::string& /*module*/) override { return false; }
+  bool has(const std::string& /*name*/) override { return false; }
   void experts_done(const std::string& /*prefix*/, int /*layer*/, ExpertTable& /*t*/) override {}
 
  private:
@@ -196,7 +197,7 @@ class OnDisk : public WeightVisitor {
       add_bf16s(name, {n}, kind == VectorKind::kNorm ? 1.0f : 0.0f);
     }
   }
-  bool has_copy(const std::string& /*module*/) override { return false; }
+  bool has(const std::string& /*name*/) override { return false; }
   void experts_done(const std::string& /*prefix*/, int /*layer*/, ExpertTable& /*t*/) override {}
 
   Status write(const std::string& path) {

@@ -58,6 +58,20 @@ bool exists(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0;
 }
 
+constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
+
+// What msModelSlim calls the weights: the index's or the one file's name, or empty.
+std::string model_slim_weights(const std::string& folder) {
+  for (const char* name :
+       {"quant_model_weights", "quant_model_weight_w8a8_dynamic", "quant_model_weight_w8a8"}) {
+    for (const std::string_view suffix : {std::string_view(".safetensors"), kIndexSuffix}) {
+      std::string file = fmt::format("{}{}", name, suffix);
+      if (exists(folder + "/" + file)) return file;
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Checkpoint>> Checkpoint::open(const std::string& folder) {
@@ -69,6 +83,11 @@ Result<std::unique_ptr<Checkpoint>> Checkpoint::open(const std::string& folder) 
     RETURN_IF_ERROR(checkpoint->add_shard(single));
   } else if (exists(index)) {
     RETURN_IF_ERROR(checkpoint->add_index(folder, index));
+  } else if (const std::string slim = model_slim_weights(folder); !slim.empty()) {
+    RETURN_IF_ERROR(check_stays_inside(folder, slim));
+    RETURN_IF_ERROR(slim.ends_with(kIndexSuffix)
+                        ? checkpoint->add_index(folder, folder + "/" + slim)
+                        : checkpoint->add_shard(folder + "/" + slim));
   } else {
     return Status::invalid(fmt::format(
         "{} holds neither model.safetensors nor model.safetensors.index.json.", folder));

@@ -133,10 +133,45 @@ class Uploader {
   std::shared_ptr<std::deque<AlignedBuffer>> owned_ = std::make_shared<std::deque<AlignedBuffer>>();
 };
 
+// What only the CPU backends compute (msModelSlim's static activations and smoothed norms).
+Status check_device_has(const Weights& w) {
+  bool fixed = false;
+  bool smoothed = w.final_norm.bias != nullptr;
+  const auto see = [&](const LayerWeights& l) {
+    for (const LinearWeights* linear :
+         {&l.q, &l.q_a, &l.q_b, &l.kv_a, &l.o, &l.mlp.gate, &l.mlp.up, &l.mlp.down,
+          &l.moe.shared.gate, &l.moe.shared.up, &l.moe.shared.down}) {
+      fixed = fixed || quant::act_format(linear->w) == quant::ActFormat::kInt8Static;
+    }
+    for (const std::vector<quant::Matrix>* experts : {&l.moe.gate_up, &l.moe.down}) {
+      for (const quant::Matrix& m : *experts) {
+        fixed = fixed || quant::act_format(m) == quant::ActFormat::kInt8Static;
+      }
+    }
+    for (const ops::NormWeight* norm :
+         {&l.input_norm, &l.post_attention_norm, &l.q_a_norm, &l.kv_a_norm}) {
+      smoothed = smoothed || norm->bias != nullptr;
+    }
+  };
+  for (const LayerWeights& l : w.layers) see(l);
+  for (const MtpWeights& m : w.mtp) {
+    see(m.layer);
+    for (const ops::NormWeight* norm : {&m.enorm, &m.hnorm, &m.head_norm}) {
+      smoothed = smoothed || norm->bias != nullptr;
+    }
+    fixed = fixed || quant::act_format(m.eh_proj.w) == quant::ActFormat::kInt8Static;
+  }
+  if (!fixed && !smoothed) return Status::ok();
+  return Status::invalid(
+      fmt::format("the GPU backend does not run {}; use --device cpu",
+                  fixed ? "int8 linears with static activation scales" : "norms with a bias"));
+}
+
 }  // namespace
 
 Result<std::shared_ptr<const Weights>> upload(const Weights& host, const Config& config,
                                               const ops::Device& device, void* stream) {
+  RETURN_IF_ERROR(check_device_has(host));
   Uploader to(device, stream, config);
   auto weights = std::make_shared<Weights>(host);
   weights->owned = to.owned();

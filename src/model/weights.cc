@@ -26,6 +26,8 @@ constexpr std::string_view dialect_name(Dialect d) {
       return "w4afp8";
     case Dialect::kCompressedTensorsInt8:
       return "w8a8_int8";
+    case Dialect::kModelSlim:
+      return "msModelSlim's W8A8";
   }
   return "?";
 }
@@ -57,7 +59,13 @@ Status reconcile(const std::string& folder, const Config& config, const LoadOpti
   out.dialect = config.dialect;
   out.ue8m0 = config.ue8m0_scales;
   out.pack_for = options.pack_for;
+  out.int8_static_activations = config.int8_static_activations;
+  out.ignore = config.quant_ignore;
+  out.description = config.quant_description;
   if (options.quantization == Quantization::kNone || asked == config.dialect) return Status::ok();
+  if (asked == Dialect::kCompressedTensorsInt8 && config.dialect == Dialect::kModelSlim) {
+    return Status::ok();
+  }
   if (config.dialect != Dialect::kBf16) {
     return Status::usage(
         fmt::format("{} is already quantised as {}; --quantization {} does not fit it.", folder,

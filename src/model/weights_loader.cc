@@ -10,6 +10,7 @@
 
 #include "base/progress.h"
 #include "base/threads.h"
+#include "model/tensor_values.h"
 #include "quant/matrix_ops.h"
 
 namespace sortie::model {
@@ -33,37 +34,18 @@ AlignedBuffer copy_of(const Tensor& t) {
   return buffer;
 }
 
-float element(const Tensor& t, int64_t i) {
-  switch (t.dtype) {
-    case DType::kF32:
-      return load_unaligned<float>(t.data + i * 4);
-    case DType::kBf16:
-      return to_float(load_unaligned<bf16>(t.data + i * 2));
-    default:  // kE8m0: a biased exponent, 255 is NaN (OCP MX)
-      return t.data[i] == std::byte{255} ? std::nanf("")
-                                         : std::ldexp(1.0f, static_cast<int>(t.data[i]) - 127);
-  }
-}
-
 AlignedBuffer to_floats(const Tensor& t) {
   AlignedBuffer buffer(static_cast<size_t>(t.elements()) * 4);
   auto* out = reinterpret_cast<float*>(buffer.data());
-  for (int64_t i = 0; i < t.elements(); ++i) out[i] = element(t, i);
+  for (int64_t i = 0; i < t.elements(); ++i) out[i] = value_at(t, i);
   return buffer;
 }
 
 AlignedBuffer to_bf16s(const Tensor& t) {
   AlignedBuffer buffer(static_cast<size_t>(t.elements()) * 2);
   auto* out = reinterpret_cast<bf16*>(buffer.data());
-  for (int64_t i = 0; i < t.elements(); ++i) out[i] = to_bf16(element(t, i));
+  for (int64_t i = 0; i < t.elements(); ++i) out[i] = to_bf16(value_at(t, i));
   return buffer;
-}
-
-// What is used in place is read now: loading then means loaded, and a broken file shows here.
-void touch(const Tensor& t) {
-  constexpr int64_t kPage = 4096;
-  const volatile std::byte* data = t.data;
-  for (int64_t i = 0; i < t.bytes(); i += kPage) (void)data[i];
 }
 
 }  // namespace
@@ -74,12 +56,13 @@ WeightsLoader::Stored WeightsLoader::find_stored(const MatrixSpec& spec) {
   const std::vector<int64_t> shape[] = {{spec.n, spec.k}};
   const bool fp8 = options_.dialect == Dialect::kFp8Block || options_.dialect == Dialect::kW4Afp8;
   const bool int4 = options_.dialect == Dialect::kW4Afp8 && spec.kind == LinearKind::kExpert;
-  const bool int8 = options_.dialect == Dialect::kCompressedTensorsInt8;
+  const bool slim = options_.dialect == Dialect::kModelSlim;
   std::vector<DType> types = {DType::kBf16};
-  if (spec.kind == LinearKind::kPlain) {
+  if (slim) types.push_back(DType::kF16);  // of fp16 models, widened
+  if (spec.kind == LinearKind::kPlain || slim) {
     types.push_back(DType::kF32);
   } else {
-    if (int8 || int4) types.insert(types.begin(), DType::kI8);
+    if (int4) types.insert(types.begin(), DType::kI8);
     if (fp8) types.insert(types.begin(), DType::kE4m3);
   }
   const Tensor* there = table_.peek(name);
@@ -91,11 +74,6 @@ WeightsLoader::Stored WeightsLoader::find_stored(const MatrixSpec& spec) {
         table_.take(name, types, std::vector<std::vector<int64_t>>{{spec.n, ceil_div(spec.k, 2)}});
     s.scale = table_.take(name + "_scale_inv", kFloats,
                           std::vector<std::vector<int64_t>>{{spec.n, groups}});
-  } else if (type == DType::kI8 && int8) {
-    s.format = Format::kW8A8Int8;
-    s.weight = table_.take(name, types, shape);
-    s.scale = table_.take(name + "_scale", kFloats,
-                          std::vector<std::vector<int64_t>>{{spec.n, 1}, {spec.n}});
   } else if (type == DType::kE4m3 && fp8) {
     constexpr DType kScales[] = {DType::kF32, DType::kE8m0};
     s.format = Format::kFp8Block;
@@ -103,31 +81,78 @@ WeightsLoader::Stored WeightsLoader::find_stored(const MatrixSpec& spec) {
     s.scale = table_.take(name + "_scale_inv", kScales,
                           std::vector<std::vector<int64_t>>{{ceil_div(spec.n, kGroup), groups}});
   } else {
-    s.format = type == DType::kF32 ? Format::kF32 : Format::kBf16;
+    s.format = type == DType::kF32 || type == DType::kF16 ? Format::kF32 : Format::kBf16;
     s.weight = table_.take(name, types, shape);
   }
   return s;
 }
 
+// Whether a linear is to be read as int8; a file that contradicts its description is remarked on.
+bool WeightsLoader::is_int8(const MatrixSpec& spec, bool* fixed) {
+  const bool slim = options_.dialect == Dialect::kModelSlim;
+  if (spec.kind == LinearKind::kPlain && !slim) return false;
+  if (!slim && options_.dialect != Dialect::kCompressedTensorsInt8) return false;
+  const std::string name = spec.module + ".weight";
+  const Tensor* t = table_.peek(name);
+  const bool stored = t != nullptr && t->dtype == DType::kI8;
+  if (!slim) {
+    *fixed = options_.int8_static_activations;
+    if (stored && std::find(options_.ignore.begin(), options_.ignore.end(), spec.module) !=
+                      options_.ignore.end()) {
+      table_.mistyped(fmt::format("{} is I8, though config.json's \"ignore\" names it", name));
+    }
+    return stored || t == nullptr;
+  }
+  const auto it = options_.description->find(spec.module);
+  if (it == options_.description->end()) {
+    // Without a word about it, only a plain type can be read.
+    if (stored) table_.mistyped(fmt::format("{} is I8 without an entry in the description", name));
+    return stored;
+  }
+  const bool said = it->second != SlimScheme::kFloat;
+  *fixed = it->second == SlimScheme::kW8A8Static;
+  if (t != nullptr && stored != said) {
+    table_.mistyped(fmt::format("{} is {}, though the description says {}", name,
+                                dtype_name(t->dtype), said ? "W8A8" : "FLOAT"));
+  } else if (said && spec.kind == LinearKind::kPlain) {
+    table_.mistyped(fmt::format("{} is I8, which a router, embedding or head cannot be", name));
+  } else if (*fixed && spec.kind == LinearKind::kExpert) {
+    table_.mistyped(fmt::format("{} is W8A8; experts are read as W8A8_DYNAMIC", name));
+  }
+  return said || stored;
+}
+
+void WeightsLoader::linear(const MatrixSpec& spec, bool has_bias, LinearWeights& out) {
+  matrix(spec, out.w);
+  // A static int8 linear's own bias is inside its quant_bias.
+  if (!has_bias || has(spec.module + ".quant_bias")) return;
+  vector(spec.module + ".bias", spec.n, VectorKind::kBias, out.bias);
+}
+
+bool WeightsLoader::is_wanted(const MatrixSpec& spec) const {
+  return spec.kind != LinearKind::kExpert ||
+         (spec.expert >= options_.first_expert && spec.expert < options_.last_expert);
+}
+
 void WeightsLoader::matrix(const MatrixSpec& spec, Matrix& out) {
+  out.n = spec.n;
+  out.k = spec.k;
+  if (bool fixed = false; is_int8(spec, &fixed)) {
+    read_int8(spec, find_int8(spec, fixed), out);
+    return;
+  }
   const Stored stored = find_stored(spec);
-  const bool wanted = spec.kind != LinearKind::kExpert ||
-                      (spec.expert >= options_.first_expert && spec.expert < options_.last_expert);
   Format format = stored.format;
   if (format == Format::kBf16) {
     format = quantised_format(options_.quantization, options_.dense_fp8_block, spec.kind);
   }
   const bool pack = spec.kind != LinearKind::kKvB;  // attention reads its rows
   out.format = format;
-  out.n = spec.n;
-  out.k = spec.k;
   out.ue8m0_activations = options_.ue8m0 && out.format == Format::kFp8Block;
-  if (!wanted || !stored.complete()) return;
-  WeightBytes::Part& part = spec.kind == LinearKind::kExpert ? bytes_.experts : bytes_.rest;
-  const bool packs = pack && options_.pack_for != nullptr && options_.pack_for->pack != nullptr &&
-                     options_.pack_for->packed_bytes(out) > 0;
-  const bool in_place = !packs && format == stored.format && is_aligned(*stored.weight);
-  (in_place ? part.mapped : part.made) += out.bytes();
+  if (!stored.complete() || !is_wanted(spec)) return;
+  const bool in_place = !(pack && packs(out)) && format == stored.format &&
+                        stored.weight->dtype != DType::kF16 && is_aligned(*stored.weight);
+  count(spec, in_place, out);
   const int64_t bytes =
       stored.weight->bytes() + (stored.scale == nullptr ? 0 : stored.scale->bytes());
   jobs_.push_back({stored.weight->data, bytes, [=, this, &out] {
@@ -143,7 +168,10 @@ void WeightsLoader::matrix(const MatrixSpec& spec, Matrix& out) {
 WeightsLoader::Source WeightsLoader::open_source(const Stored& stored) const {
   Source s;
   s.m = Matrix{.format = stored.format, .n = stored.n, .k = stored.k};
-  if (is_aligned(*stored.weight)) {
+  if (stored.weight->dtype == DType::kF16) {
+    s.codes = to_floats(*stored.weight);
+    s.m.codes = s.codes.data();
+  } else if (is_aligned(*stored.weight)) {
     s.m.codes = stored.weight->data;
   } else {
     s.codes = copy_of(*stored.weight);
@@ -160,13 +188,21 @@ WeightsLoader::Source WeightsLoader::open_source(const Stored& stored) const {
   return s;
 }
 
+void WeightsLoader::count(const MatrixSpec& spec, bool in_place, const Matrix& m) {
+  WeightBytes::Part& part = spec.kind == LinearKind::kExpert ? bytes_.experts : bytes_.rest;
+  (in_place ? part.mapped : part.made) += m.bytes();
+}
+
+bool WeightsLoader::packs(const Matrix& m) const {
+  return options_.pack_for != nullptr && options_.pack_for->pack != nullptr &&
+         options_.pack_for->packed_bytes(m) > 0;
+}
+
 // Puts the codes into the backend's layout, if it has one for them. Its tiles hold the scales of
 // kW4Afp8 too.
 bool WeightsLoader::pack(Matrix m, Matrix& out) {
-  if (options_.pack_for == nullptr || options_.pack_for->pack == nullptr) return false;
-  const int64_t bytes = options_.pack_for->packed_bytes(m);
-  if (bytes == 0) return false;
-  AlignedBuffer packed(static_cast<size_t>(bytes));
+  if (!packs(m)) return false;
+  AlignedBuffer packed(static_cast<size_t>(options_.pack_for->packed_bytes(m)));
   options_.pack_for->pack(m, packed.data());
   out.codes = keep(std::move(packed));
   out.layout = quant::Layout::kTiles;
@@ -210,7 +246,7 @@ void WeightsLoader::read_quantised(const Stored& stored, Format format, bool may
 
 void WeightsLoader::vector(const std::string& name, int64_t n, VectorKind /*kind*/,
                            const float*& out) {
-  const Tensor* t = table_.take(name, kFloats, std::vector<std::vector<int64_t>>{{n}});
+  const Tensor* t = table_.take(name, kReadFloats, std::vector<std::vector<int64_t>>{{n}});
   if (t == nullptr) return;
   jobs_.push_back({t->data, t->bytes(), [this, t, &out] {
                      if (t->dtype == DType::kF32 && is_aligned(*t)) {
@@ -223,9 +259,7 @@ void WeightsLoader::vector(const std::string& name, int64_t n, VectorKind /*kind
                    }});
 }
 
-bool WeightsLoader::has_copy(const std::string& module) {
-  return table_.peek(module + ".weight") != nullptr;
-}
+bool WeightsLoader::has(const std::string& name) { return table_.peek(name) != nullptr; }
 
 void WeightsLoader::experts_done(const std::string& prefix, int layer, ExpertTable& table) {
   const Format format = table.down.front().format;
@@ -237,6 +271,9 @@ void WeightsLoader::experts_done(const std::string& prefix, int layer, ExpertTab
     return;
   }
   if (format == Format::kW4Afp8) add_activation_scales(prefix, layer, table);
+  if (format == Format::kW8A8Int8 && options_.int8_static_activations) {
+    share_static_scale(prefix, table);
+  }
 }
 
 // The static scales of a layer's two GEMMs: the maximum over all its experts, whatever the rank.
@@ -275,11 +312,11 @@ Status WeightsLoader::read_activation_scales(const std::vector<const Tensor*>& s
                                              const std::string& prefix, ExpertTable& table) {
   float largest[2] = {0, 0};  // GEMM 1 (w1 and w3), GEMM 2 (w2)
   for (size_t i = 0; i < scales.size(); ++i) {
-    const float s = round_to_bf16(element(*scales[i], 0));
+    const float s = round_to_bf16(value_at(*scales[i], 0));
     if (!(s > 0) || !std::isfinite(s)) {
       return Status::invalid(
           fmt::format("{}{} has an input_scale of {}; a positive number is needed.", prefix, i / 3,
-                      element(*scales[i], 0)));
+                      value_at(*scales[i], 0)));
     }
     float& gemm = largest[i % 3 == 2 ? 1 : 0];
     gemm = std::max(gemm, s);
@@ -327,6 +364,10 @@ Status WeightsLoader::run(const std::string& what, bool quiet) {
     }
   });
   jobs_.clear();
+  for (const auto& last : after_) {
+    if (status.is_ok()) status = last();
+  }
+  after_.clear();
   progress.finish();
   return status;
 }

@@ -3,11 +3,13 @@
 #include <cstddef>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/arena.h"
+#include "model/quant_description.h"
 #include "model/tensor_table.h"
 #include "model/weights_walk.h"
 
@@ -22,7 +24,10 @@ class WeightsLoader : public WeightVisitor {
     Quantization quantization = Quantization::kNone;  // of a bf16 checkpoint
     bool dense_fp8_block = false;
     bool ue8m0 = false;
-    const ops::Backend* pack_for = nullptr;  // LoadOptions::pack_for
+    const ops::Backend* pack_for = nullptr;               // LoadOptions::pack_for
+    bool int8_static_activations = false;                 // compressed-tensors
+    std::vector<std::string> ignore;                      // compressed-tensors
+    std::shared_ptr<const QuantDescription> description;  // msModelSlim
     std::vector<std::array<float, 2>> activation_scales;
     int first_expert = 0;  // of those wanted
     int last_expert = 0;   // one past them
@@ -33,7 +38,8 @@ class WeightsLoader : public WeightVisitor {
 
   void matrix(const MatrixSpec& spec, quant::Matrix& out) override;
   void vector(const std::string& name, int64_t n, VectorKind kind, const float*& out) override;
-  bool has_copy(const std::string& module) override;
+  void linear(const MatrixSpec& spec, bool has_bias, LinearWeights& out) override;
+  bool has(const std::string& name) override;
   void experts_done(const std::string& prefix, int layer, ExpertTable& table) override;
 
   // What will be held, once the walk is done.
@@ -65,7 +71,31 @@ class WeightsLoader : public WeightVisitor {
     AlignedBuffer scales;
   };
 
+  struct Int8Tensors {   // of one int8 linear; null where the dialect has none
+    bool fixed = false;  // static activations
+    const Tensor* weight = nullptr;
+    const Tensor* weight_scale = nullptr;
+    const Tensor* weight_offset = nullptr;
+    const Tensor* input_scale = nullptr;
+    const Tensor* input_offset = nullptr;
+    const Tensor* quant_bias = nullptr;
+    const Tensor* deq_scale = nullptr;
+    bool complete() const;
+  };
+
+  bool is_int8(const MatrixSpec& spec, bool* fixed);
+  Int8Tensors find_int8(const MatrixSpec& spec, bool fixed);
+  void read_int8(const MatrixSpec& spec, const Int8Tensors& tensors, quant::Matrix& out);
+  Status read_int8_tensors(const MatrixSpec& spec, const Int8Tensors& tensors, quant::Matrix& out);
+  static Status read_int8_inputs(const Int8Tensors& tensors, quant::Matrix& out);
+  static Status read_int8_scales(const Int8Tensors& tensors, bool own, const quant::Matrix& m,
+                                 float* scales);
+  Status read_sum_bias(const Tensor& tensor, quant::Matrix& out);
+  void share_static_scale(const std::string& prefix, ExpertTable& table);
+  bool is_wanted(const MatrixSpec& spec) const;
   Stored find_stored(const MatrixSpec& spec);
+  void count(const MatrixSpec& spec, bool in_place, const quant::Matrix& m);
+  bool packs(const quant::Matrix& m) const;
   bool pack(quant::Matrix m, quant::Matrix& out);
   void read_kept(const Stored& stored, bool may_pack, quant::Matrix& out);
   void read_quantised(const Stored& stored, quant::Format format, bool may_pack,
@@ -83,6 +113,7 @@ class WeightsLoader : public WeightVisitor {
   std::mutex owned_mutex_;
   std::vector<Job> jobs_;
   WeightBytes bytes_;
+  std::vector<std::function<Status()>> after_;  // the jobs, one by one
 };
 
 }  // namespace sortie::model

@@ -18,6 +18,9 @@ class Walk {
     out.n = n;
     out.eps = eps;
     visitor_.vector(module + ".weight", n, VectorKind::kNorm, out.weight);
+    if (visitor_.has(module + ".bias")) {
+      visitor_.vector(module + ".bias", n, VectorKind::kBias, out.bias);
+    }
   }
   void norm(const std::string& module, int64_t n, ops::NormWeight& out) {
     norm(module, n, static_cast<float>(c_.rms_norm_eps), out);
@@ -25,8 +28,7 @@ class Walk {
 
   void linear(const std::string& module, int64_t n, int64_t k, int layer, LinearWeights& out,
               bool bias = false) {
-    visitor_.matrix({module, n, k, LinearKind::kDense, layer}, out.w);
-    if (bias) visitor_.vector(module + ".bias", n, VectorKind::kBias, out.bias);
+    visitor_.linear({module, n, k, LinearKind::kDense, layer}, bias, out);
   }
 
   void mlp(const std::string& prefix, int64_t width, int layer, MlpWeights& out) {
@@ -98,12 +100,12 @@ class Walk {
     const std::string prefix = fmt::format("model.layers.{}.", layer);
     norm(prefix + "enorm", c_.hidden_size, out.enorm);
     norm(prefix + "hnorm", c_.hidden_size, out.hnorm);
-    visitor_.matrix(
-        {prefix + "eh_proj", c_.hidden_size, 2 * c_.hidden_size, LinearKind::kEhProj, layer},
-        out.eh_proj.w);
+    visitor_.linear(
+        {prefix + "eh_proj", c_.hidden_size, 2 * c_.hidden_size, LinearKind::kEhProj, layer}, false,
+        out.eh_proj);
     norm(prefix + "shared_head.norm", c_.hidden_size, out.head_norm);
     const auto copy = [&](const std::string& module, quant::Matrix& matrix) {
-      if (visitor_.has_copy(module)) {
+      if (visitor_.has(module + ".weight")) {
         visitor_.matrix({module, c_.vocab_size, c_.hidden_size, LinearKind::kPlain, layer}, matrix);
       }
     };

@@ -35,9 +35,14 @@ class WeightVisitor {
  public:
   virtual ~WeightVisitor() = default;
   virtual void matrix(const MatrixSpec& spec, quant::Matrix& out) = 0;
+  // A linear of its own: its matrix and, where the model has one, its bias.
+  virtual void linear(const MatrixSpec& spec, bool has_bias, LinearWeights& out) {
+    matrix(spec, out.w);
+    if (has_bias) vector(spec.module + ".bias", spec.n, VectorKind::kBias, out.bias);
+  }
   virtual void vector(const std::string& name, int64_t n, VectorKind kind, const float*& out) = 0;
-  // Whether the MTP layer's own copy `module`.weight is to be had.
-  virtual bool has_copy(const std::string& module) = 0;
+  // Whether an optional tensor is to be had: an MTP layer's own embedding or head, a norm's bias.
+  virtual bool has(const std::string& name) = 0;
   // After the experts of a layer; `prefix` ends in "mlp.experts.".
   virtual void experts_done(const std::string& prefix, int layer, ExpertTable& table) = 0;
 };

@@ -34,6 +34,24 @@ quant::ActFormat act_format(const Matrix& w) {
   const bool plain = f == quant::ActFormat::kF32;
   return plain && std::is_same_v<T, bf16> ? quant::ActFormat::kBf16 : f;
 }
+// The rows that `w` wants, without data.
+template <typename T>
+Rows rows_like(const Matrix& w, int64_t count) {
+  return {.format = act_format<T>(w),
+          .count = count,
+          .k = w.k,
+          .static_scale = w.input_scale,
+          .static_offset = w.input_offset,
+          .ue8m0 = w.ue8m0_activations};
+}
+// Whether rows that were made for one matrix are what `w` wants too.
+template <typename T>
+bool fits(const Rows& rows, const Matrix& w) {
+  const Rows wanted = rows_like<T>(w, rows.count);
+  return rows.format == wanted.format && rows.k == wanted.k &&
+         rows.static_scale == wanted.static_scale && rows.static_offset == wanted.static_offset &&
+         rows.ue8m0 == wanted.ue8m0;
+}
 // Rows of T as a matrix: embed then gathers rows.
 template <typename T>
 constexpr quant::Format kPlainFormat =
@@ -68,15 +86,16 @@ struct EmbedOf {
 };
 using Embed = EmbedOf<float>;
 
-// A norm's weight vector, in the checkpoint's own type; `bias` may be null.
+// A norm's weight vector.
 struct NormWeight {
   const float* weight = nullptr;  // [n]
   int64_t n = 0;
   float eps = 1e-6f;
+  const float* bias = nullptr;  // [n] or null: smoothed checkpoints (msModelSlim) have one
 };
 
-// y = x / sqrt(mean(x^2) + eps) * weight. Either output may be absent: out null, or quantised.data
-// null.
+// y = x / sqrt(mean(x^2) + eps) * weight (+ bias). Either output may be absent: out null, or
+// quantised.data null.
 template <typename T>
 struct RmsNormOf {
   const T* x;  // [tokens, x_stride], the first n columns count

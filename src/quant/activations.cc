@@ -27,6 +27,17 @@ void int8_row(const float* x, int64_t n, int8_t* codes, float* scale) {
   for (int64_t i = 0; i < n; ++i) codes[i] = int8_code(x[i], multiplier);
 }
 
+void int8_static_row(const float* x, const Rows& out, int8_t* codes, float* scale) {
+  CHECK(out.static_scale > 0, "a static activation scale is positive");
+  *scale = amax_bits(x, out.k) < kInfinityBits ? 1.0f : kNanScale;
+  if (*scale != 1.0f) {
+    std::memset(codes, 0, static_cast<size_t>(out.k));
+    return;
+  }
+  const auto offset = static_cast<float>(out.static_offset);
+  for (int64_t i = 0; i < out.k; ++i) codes[i] = int8_static_code(x[i], out.static_scale, offset);
+}
+
 }  // namespace
 
 void quantise_row(const float* x, const Rows& out, int64_t i) {
@@ -59,6 +70,9 @@ void quantise_row(const float* x, const Rows& out, int64_t i) {
     case ActFormat::kInt8Token:
       int8_row(x, k, reinterpret_cast<int8_t*>(codes), scales);
       return;
+    case ActFormat::kInt8Static:
+      int8_static_row(x, out, reinterpret_cast<int8_t*>(codes), scales);
+      return;
   }
 }
 
@@ -84,6 +98,10 @@ void dequantise_row(const Rows& rows, int64_t i, float* out) {
         break;
       case ActFormat::kInt8Token:
         out[c] = static_cast<float>(static_cast<int8_t>(codes[c])) * scales[0];
+        break;
+      case ActFormat::kInt8Static:
+        out[c] = static_cast<float>(static_cast<int8_t>(codes[c]) - rows.static_offset) *
+                 rows.static_scale * scales[0];
         break;
     }
   }

@@ -14,6 +14,7 @@
 //   kE4m3Group128   s = amax / 448 over 128 channels (the last group may be short),
 //                   with ue8m0 rounded up to a power of two; q = e4m3(x / s)
 //   kInt8Token      s = amax / 127 over the row,        q = rne(x * (127 / amax))
+//   kInt8Static     s and an offset z given,            q = clamp(rne(x / s + z), -128, 127)
 //
 // e4m3() rounds half to even and saturates at 448; a negative that rounds to zero keeps its sign.
 // Divisions are IEEE. Tiny, NaN and infinite units: see amax.h.
@@ -43,7 +44,14 @@ inline int8_t int8_code(float x, float multiplier) {
   return static_cast<int8_t>(round_half_even(x * multiplier));
 }
 
-// Quantises x [out.k] into row i of out; kF32 copies. kE4m3Static needs out.static_scale > 0.
+// Asymmetric and static: `offset` is the code of 0, in -128..127. Clamped before it is rounded, so
+// that no quotient leaves round_half_even's range.
+inline int8_t int8_static_code(float x, float scale, float offset) {
+  return static_cast<int8_t>(round_half_even(std::clamp(x / scale + offset, -128.0f, 127.0f)));
+}
+
+// Quantises x [out.k] into row i of out; kF32 copies. The static formats need
+// out.static_scale > 0.
 void quantise_row(const float* x, const Rows& out, int64_t i);
 
 // code * scale in fp32.

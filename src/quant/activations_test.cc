@@ -162,6 +162,29 @@ TEST(E4m3Group128, Ue8m0ScalesAreTheNextPowerOfTwo) {
   }
 }
 
+TEST(Int8Static, AddsTheOffsetRoundsAndSaturates) {
+  Row row({0, 1, 1.5f, -1.5f, 1000, -1000, 1e38f, -1e38f, 0.5f, 0.25f}, ActFormat::kInt8Static,
+          0.5f);
+  const int plain[] = {0, 2, 3, -3, 127, -128, 127, -128, 1, 0};
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(row.int8_value(i), plain[i]) << i;
+  EXPECT_EQ(row.scale(), 1.0f);
+  row.rows.static_offset = -5;
+  const std::vector<float> x = {0, 1, 62, 66.25f, -61.5f, -62, 0.25f, 0.75f, -0.25f, 0};
+  quantise_row(x.data(), row.rows, 0);
+  // x / 0.5 - 5, halves to even: -4.5 is -4, -3.5 is -4, -5.5 is -6
+  const int shifted[] = {-5, -3, 119, 127, -128, -128, -4, -4, -6, -5};
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(row.int8_value(i), shifted[i]) << i;
+  float back[10];
+  dequantise_row(row.rows, 0, back);
+  EXPECT_EQ(back[0], 0);
+  EXPECT_EQ(back[1], 1);
+  for (float bad : {kNan, kInf, -kInf}) {
+    const Row spoilt({1, bad}, ActFormat::kInt8Static, 0.5f);
+    EXPECT_TRUE(std::isnan(spoilt.scale()));
+    EXPECT_EQ(spoilt.code(0), 0);
+  }
+}
+
 TEST(E4m3Static, SaturatesAndKeepsNan) {
   const Row row({1, -1, 1000, -1000, kInf, -kInf, kNan, 0}, ActFormat::kE4m3Static, 0.5f);
   const float expected[] = {2, -2, 448, -448, 448, -448};

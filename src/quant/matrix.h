@@ -52,7 +52,9 @@ struct Matrix {
   int64_t k = 0;
   const std::byte* codes = nullptr;
   const void* scales = nullptr;
-  float input_scale = 0;           // kW4Afp8: static activation scale; 0 = dynamic per token
+  float input_scale = 0;              // kW4Afp8, kW8A8Int8: static activation scale; 0 = per token
+  int input_offset = 0;               // kW8A8Int8 with an input_scale: the code that stands for 0
+  const int32_t* sum_bias = nullptr;  // kW8A8Int8: [n], added to the integer sums, or null
   bool ue8m0_activations = false;  // kFp8Block: activation scales are rounded up to powers of two
   Layout layout = Layout::kRows;
 
@@ -91,6 +93,7 @@ enum class ActFormat : uint8_t {
   kE4m3Token,     // k codes, 1 scale
   kE4m3Group128,  // k codes, ceil(k/128) scales
   kInt8Token,     // k codes, 1 scale
+  kInt8Static,    // k codes, 1 scale: 1, as the weights' scales hold it, or NaN for a bad row
 };
 
 // What the linear wants its activations in.
@@ -101,7 +104,7 @@ constexpr ActFormat act_format(Format f, bool has_static_scale) {
     case Format::kW4Afp8:
       return has_static_scale ? ActFormat::kE4m3Static : ActFormat::kE4m3Token;
     case Format::kW8A8Int8:
-      return ActFormat::kInt8Token;
+      return has_static_scale ? ActFormat::kInt8Static : ActFormat::kInt8Token;
     default:
       return ActFormat::kF32;
   }
@@ -112,6 +115,7 @@ constexpr int64_t act_scales(ActFormat f, int64_t k) {
   switch (f) {
     case ActFormat::kE4m3Token:
     case ActFormat::kInt8Token:
+    case ActFormat::kInt8Static:
       return 1;
     case ActFormat::kE4m3Group128:
       return ceil_div(k, kGroup);
@@ -133,7 +137,8 @@ struct Rows {
   int64_t count = 0;
   int64_t k = 0;
   std::byte* data = nullptr;
-  float static_scale = 0;  // kE4m3Static
+  float static_scale = 0;  // kE4m3Static, kInt8Static
+  int static_offset = 0;   // kInt8Static
   bool ue8m0 = false;      // kE4m3Group128: scales are powers of two
 
   int64_t row_bytes() const { return act_row_bytes(format, k); }

@@ -182,7 +182,10 @@ struct TileGemm {
     for (int64_t r = 0; r < p.count; ++r) {
       const GemmRow& row = p.rows[r];
       for (int64_t j = 0; j < columns; ++j) {
-        float y = static_cast<float>(sums[j][r]);
+        auto y = static_cast<float>(sums[j][r]);
+        if constexpr (kInt8) {
+          if (p.sum_bias != nullptr) y = static_cast<float>(sums[j][r] + p.sum_bias[n + j]);
+        }
         if (kFormat != Format::kFp8Block) y *= row.scale;
         if (kInt8) y *= static_cast<const float*>(p.w_scales)[n + j];
         row.out[n + j] = y;

@@ -298,8 +298,12 @@ SORTIE_INLINE inline void store_int8(const Panel& p, const GemmRow& row, int64_t
     if (left <= 0) return;
     const auto mask = static_cast<__mmask16>(left >= 16 ? 0xffffU : (1U << left) - 1U);
     const float* scales = static_cast<const float*>(p.w_scales) + n + 16 * v.value;
-    const __m512 y = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(sum[v.value], offset)),
-                                   _mm512_set1_ps(row.scale));
+    __m512i exact = _mm512_sub_epi32(sum[v.value], offset);
+    if (p.sum_bias != nullptr) {
+      exact =
+          _mm512_add_epi32(exact, _mm512_maskz_loadu_epi32(mask, p.sum_bias + n + 16 * v.value));
+    }
+    const __m512 y = _mm512_mul_ps(_mm512_cvtepi32_ps(exact), _mm512_set1_ps(row.scale));
     store_lanes(row.out + n + 16 * v.value, left,
                 _mm512_mul_ps(y, _mm512_maskz_loadu_ps(mask, scales)));
   });

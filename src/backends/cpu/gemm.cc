@@ -88,6 +88,7 @@ void multiply(const ops::Matrix& w, int64_t begin, int64_t end, int64_t count, f
               .w = w.codes,
               .w_stride = w.code_row_bytes(),
               .w_scales = w.scales,
+              .sum_bias = w.sum_bias,
               .k = w.k,
               .n_begin = begin,
               .n_end = end,

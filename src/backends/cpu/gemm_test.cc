@@ -18,6 +18,7 @@ constexpr FormatCase kFormats[] = {
     {"w4afp8", Format::kW4Afp8, 0},
     {"w4afp8_static", Format::kW4Afp8, 0.01f},
     {"w8a8", Format::kW8A8Int8, 0},
+    {"w8a8_static", Format::kW8A8Int8, 0.02f},
 };
 
 class Gemm : public IsaTest {
@@ -43,7 +44,7 @@ TEST_P(Gemm, LinearMatchesReference) {
     for (const Shape& s : kShapes) {
       SCOPED_TRACE(testing::Message() << f.name << " " << s.rows << "x" << s.n << "x" << s.k);
       Weights w(f.format, s.n, s.k, random);
-      w.matrix.input_scale = f.static_scale;
+      w.make_static(f.static_scale);
       Activations x(quant::act_format(w.matrix), s.rows, 2, s.k, random, f.static_scale);
       const std::vector<float> bias = random.normals(s.n);
       const int64_t stride = s.n + 3;
@@ -103,7 +104,7 @@ TEST_P(Gemm, RowAloneEqualsRowInBatch) {
       const int64_t n = 139;
       const int64_t rows = 135;
       Weights w(f.format, n, k, random);
-      w.matrix.input_scale = f.static_scale;
+      w.make_static(f.static_scale);
       Activations x(quant::act_format(w.matrix), rows, 0, k, random, f.static_scale);
       Machine machine(2);
       std::vector<float> alone(static_cast<size_t>(rows * n));
@@ -135,7 +136,7 @@ TEST_P(Gemm, ColumnsShiftedEqualColumnsInPlace) {
     const int64_t n = 15;
     const int64_t k = 300;
     Weights w(f.format, n, k, random);
-    w.matrix.input_scale = f.static_scale;
+    w.make_static(f.static_scale);
     Activations x(quant::act_format(w.matrix), 5, 0, k, random, f.static_scale);
     Machine machine(1);
     std::vector<float> all(static_cast<size_t>(5 * n));
@@ -147,6 +148,7 @@ TEST_P(Gemm, ColumnsShiftedEqualColumnsInPlace) {
       if (f.format == Format::kW4Afp8)
         part.scales = w.matrix.bf16_scales() + skip * part.k_groups();
       if (f.format == Format::kW8A8Int8) part.scales = w.matrix.f32_scales() + skip;
+      if (part.sum_bias != nullptr) part.sum_bias += skip;
       std::vector<float> y(static_cast<size_t>(5 * n), 0.0f);
       op().linear({x.rows, part, nullptr, y.data(), n}, machine.context);
       for (int64_t t = 0; t < 5; ++t) {
@@ -160,7 +162,7 @@ struct Experts {
   Experts(const FormatCase& f, int count, int parts, int64_t n, int64_t k, Random& random) {
     for (int i = 0; i < count * parts; ++i) {
       weights.emplace_back(std::make_unique<Weights>(f.format, n, k, random));
-      weights.back()->matrix.input_scale = f.static_scale;
+      weights.back()->make_static(f.static_scale);
       matrices.push_back(weights.back()->matrix);
     }
   }

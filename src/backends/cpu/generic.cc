@@ -104,10 +104,11 @@ void gemm(const Panel& p) {
     const std::byte* codes = p.w + n * p.w_stride;
     if (p.format == Format::kW8A8Int8) {
       const float scale = static_cast<const float*>(p.w_scales)[n];
+      const int32_t bias = p.sum_bias == nullptr ? 0 : p.sum_bias[n];
       for (int64_t r = 0; r < p.count; ++r) {
         const int32_t sum = dot(reinterpret_cast<const int8_t*>(p.rows[r].x),
                                 reinterpret_cast<const int8_t*>(codes), p.k);
-        p.rows[r].out[n] = (static_cast<float>(sum) * p.rows[r].scale) * scale;
+        p.rows[r].out[n] = (static_cast<float>(sum + bias) * p.rows[r].scale) * scale;
       }
       continue;
     }

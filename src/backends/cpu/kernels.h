@@ -32,6 +32,7 @@ struct Panel {
       w;  // row n lies at w + n * w_stride; packed: tile n / 64 at w + n / 64 * w_stride
   int64_t w_stride;
   const void* w_scales;
+  const int32_t* sum_bias;  // kW8A8Int8: [n], added to the integer sums, or null
   int64_t k;
   int64_t n_begin;
   int64_t n_end;

@@ -29,6 +29,7 @@ void norm_row(const float* x, const ops::NormWeight& norm, float* y, const ops::
               int64_t t, const Kernels& k) {
   const float mean = k.sum_squares(x, norm.n) / static_cast<float>(norm.n);
   k.norm(x, norm.weight, 1.0f / std::sqrt(mean + norm.eps), norm.n, y);
+  if (norm.bias != nullptr) k.add(norm.bias, norm.n, y);
   if (rows.data != nullptr) quantise_row(y, rows, t, k);
 }
 
@@ -83,6 +84,9 @@ void quantise_row(const float* x, const ops::Rows& out, int64_t i, const Kernels
       }
       return;
     }
+    case ActFormat::kInt8Static:
+      quant::quantise_row(x, out, i);
+      return;
   }
 }
 

@@ -593,7 +593,12 @@ struct Int8Gemm {
 
   static void store(const Panel& p, const GemmRow& row, int64_t n, int64_t columns,
                     const Acc (&a)[kPanelColumns]) {
-    const __m128i sum = Simd::half_sum(Simd::fold4(a[0].sum, a[1].sum, a[2].sum, a[3].sum));
+    __m128i sum = Simd::half_sum(Simd::fold4(a[0].sum, a[1].sum, a[2].sum, a[3].sum));
+    if (p.sum_bias != nullptr) {
+      int32_t bias[kPanelColumns] = {};
+      for (int64_t j = 0; j < columns; ++j) bias[j] = p.sum_bias[n + j];
+      sum = _mm_add_epi32(sum, _mm_loadu_si128(reinterpret_cast<const __m128i*>(bias)));
+    }
     float scales[kPanelColumns] = {};
     for (int64_t j = 0; j < columns; ++j) scales[j] = static_cast<const float*>(p.w_scales)[n + j];
     const __m128 y = _mm_mul_ps(_mm_cvtepi32_ps(sum), _mm_set1_ps(row.scale));

@@ -89,8 +89,19 @@ struct Weights {
       quant::quantise_rows(source, 0, n, format, codes.data(), scales.data());
     }
   }
+  // Static activations; int8 sums then have a bias too, as msModelSlim's.
+  void make_static(float scale) {
+    matrix.input_scale = scale;
+    if (matrix.format != quant::Format::kW8A8Int8 || scale == 0) return;
+    for (int64_t i = 0; i < matrix.n; ++i) {
+      sum_bias.push_back(static_cast<int32_t>(i * 7919 % 40001 - 20000));
+    }
+    matrix.sum_bias = sum_bias.data();
+  }
+
   Bytes codes;
   Bytes scales;
+  std::vector<int32_t> sum_bias;
   quant::Matrix matrix;
 };
 

@@ -104,6 +104,8 @@ __device__ void quantise_row(const Value& value, const RowsOut& out, int64_t row
       }
       return;
     }
+    case ActFormat::kInt8Static:  // upload refuses such weights
+      return;
   }
 }
 

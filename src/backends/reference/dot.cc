@@ -56,6 +56,7 @@ void activation_codes(const quant::Rows& x, int64_t row, float* out) {
         out[k] = to_float(reinterpret_cast<const bf16*>(codes)[k]);
         break;
       case ActFormat::kInt8Token:
+      case ActFormat::kInt8Static:
         out[k] = static_cast<float>(reinterpret_cast<const int8_t*>(codes)[k]);
         break;
       default:
@@ -74,7 +75,8 @@ float dot(const quant::Matrix& m, int64_t n, const float* w, const quant::Rows& 
       return static_cast<float>(sum_of_products(w, x, 0, m.k));
     case Format::kW8A8Int8: {
       // Exact: products of int8 and their sums are integers well below 2^53.
-      const auto sum = static_cast<float>(static_cast<int32_t>(sum_of_products(w, x, 0, m.k)));
+      const auto total = static_cast<int32_t>(sum_of_products(w, x, 0, m.k));
+      const auto sum = static_cast<float>(total + (m.sum_bias == nullptr ? 0 : m.sum_bias[n]));
       return (sum * rows.scales(t)[0]) * m.f32_scales()[n];
     }
     case Format::kFp8Block: {

@@ -7,7 +7,8 @@ namespace sortie::reference {
 
 namespace {
 
-// One row: y = x / sqrt(mean(x^2) + eps) * weight, to `out` and, quantised, to row t of `rows`.
+// One row: y = x / sqrt(mean(x^2) + eps) * weight (+ bias), to `out` and, quantised, to row t of
+// `rows`.
 void norm_row(const float* x, const ops::NormWeight& norm, float* out, const ops::Rows& rows,
               int64_t t, const ops::Context& c) {
   Arena::Scope scope(c.scratch);
@@ -17,6 +18,7 @@ void norm_row(const float* x, const ops::NormWeight& norm, float* out, const ops
   const double scale = 1.0 / std::sqrt(squares / static_cast<double>(norm.n) + norm.eps);
   for (int64_t i = 0; i < norm.n; ++i) {
     y[i] = static_cast<float>(x[i] * scale * static_cast<double>(norm.weight[i]));
+    if (norm.bias != nullptr) y[i] += norm.bias[i];
   }
   if (rows.data != nullptr) quant::quantise_row(y, rows, t);
 }
