@@ -299,7 +299,8 @@ Status bench_moe(const BenchModelOptions& o) {
     double sum = 0;
     std::string text;
     for (const auto part :
-         {StepTimes::kRoute, StepTimes::kDispatch, StepTimes::kGemm, StepTimes::kCombine}) {
+         {StepTimes::kRoute, StepTimes::kDispatch, StepTimes::kGemm1, StepTimes::kSwiglu,
+          StepTimes::kGemm2, StepTimes::kReduce, StepTimes::kCombine}) {
       const double us = t.times.seconds[part] * 1e6 / static_cast<double>(t.times.steps * layers);
       sum += us;
       text += fmt::format("  {} {:.1f}", StepTimes::name(part), us);

@@ -63,6 +63,8 @@ void add_run_flags(CLI::App& app, RunOptions& o) {
          "fail: a lost rank ends all; degrade: the others go on without its experts and mark "
          "their answers")
       ->capture_default_str();
+  app.add_option("--profile", o.profile,
+                 "write a timeline of every rank's steps (Chrome trace) into this file");
   app.add_flag("--quiet", o.quiet, "no plan and no progress");
 }
 

@@ -381,6 +381,9 @@ Status Ranks::build() {
     rank.model = model::make_model(config_, weights_[i], *device.host, *rank.threads,
                                    *rank.exchange, model_options);
   }
+  if (!o.profile.empty()) {
+    for (const Rank& rank : ranks_) rank.model->laps().record();
+  }
   plan_.emplace_back("backend", fmt::format("{}, {} thread{} a rank{}", device.name, o.threads,
                                             o.threads == 1 ? "" : "s", pin ? ", pinned" : ""));
   plan_.emplace_back(

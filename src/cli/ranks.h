@@ -44,8 +44,9 @@ struct RunOptions {
   double step_timeout = 300;
   double dist_timeout = 60;
   std::string on_rank_loss = "fail";
-  bool mtp = false;    // keep caches for the MTP layers
-  bool quiet = false;  // no plan, no progress
+  bool mtp = false;     // keep caches for the MTP layers
+  std::string profile;  // file for a timeline of all ranks
+  bool quiet = false;   // no plan, no progress
 };
 
 // How this process was started: its command line, which the launcher runs again for the other

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/bandwidth.h"
+#include "cli/profile.h"
 #include "cli/serving.h"
 #include "cli/signals.h"
 #include "cli/text_stream.h"
@@ -50,6 +51,7 @@ class Generator {
     std::cerr << degraded_note(serving_->losses(), degraded_, answers_) << std::flush;
     RETURN_IF_ERROR(status);
     if (options_.stats) print_stats(serving_->stats());
+    RETURN_IF_ERROR(write_profile(options_.run.profile, serving_->timelines()));
     return finished;
   }
 
@@ -190,6 +192,8 @@ Status run_command(GenerateOptions options, const Launch& launch) {
   if (!options.ids.empty()) options.print_ids = true;
   if (options.sampling.top_logprobs > 0) options.sampling.logprobs = true;
   block_signals();
+  const bool first = !launch.child && options.run.node_rank <= 0;
+  if (first) RETURN_IF_ERROR(check_profile(options.run.profile));
   ASSIGN_OR_RETURN(const auto ranks, Ranks::open(options.run, launch));
   if (!ranks->is_front()) return serve_rank(*ranks, !launch.child);
   if (!options.run.quiet) {

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
@@ -20,9 +22,52 @@ engine::EngineOptions engine_options(const RunOptions& o) {
           .context_length = o.context_length};
 }
 
-// The engine's frames on the control sockets.
+// Frames on the control sockets.
 constexpr uint32_t kEngineFrame = 1;
+constexpr uint32_t kTimelineFrame = 2;  // to rank 0, behind the last engine frame
+constexpr uint32_t kClockFrame = 3;     // the sender's clock, and back with rank 0's behind it
 constexpr double kGraceSeconds = 5;
+constexpr double kTimelineSeconds = 10;
+
+// Answers on the control thread, so that a busy step does not delay it.
+void answer_clock(exchange::Control& control, int from, const exchange::Bytes& payload) {
+  ClockPing ping;
+  if (payload.size() != sizeof ping) return;
+  std::memcpy(&ping, payload.data(), sizeof ping);
+  ping.there = now_ns();
+  control.send(from, kClockFrame, std::as_bytes(std::span(&ping, 1)));
+}
+
+// This rank's clock against rank 0's, which answers as long as it serves.
+class ClockProbe {
+ public:
+  explicit ClockProbe(exchange::Control& control) : control_(control) {}
+
+  void on_answer(const exchange::Bytes& payload) {
+    ClockPing ping;
+    if (payload.size() != sizeof ping) return;
+    std::memcpy(&ping, payload.data(), sizeof ping);
+    const std::lock_guard lock(mutex_);
+    offset_.add(ping, now_ns());
+    changed_.notify_all();
+  }
+  int64_t measure() {
+    constexpr int kPings = 16;
+    std::unique_lock lock(mutex_);
+    for (int i = 1; i <= kPings; ++i) {
+      const ClockPing ping{.here = now_ns()};
+      control_.send(0, kClockFrame, std::as_bytes(std::span(&ping, 1)));
+      if (!changed_.wait_for(lock, seconds(1), [&] { return offset_.count() >= i; })) break;
+    }
+    return offset_.value();
+  }
+
+ private:
+  exchange::Control& control_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  ClockOffset offset_;
+};
 
 }  // namespace
 
@@ -51,10 +96,18 @@ Serving::Serving(Ranks& ranks) : ranks_(ranks) {
 // Rank r of the links is remote[r - 1]: rank 0 is this process.
 void Serving::watch(const std::vector<engine::RemoteLink*>& remote) {
   exchange::Control& control = ranks_.processes()->control();
-  control.on_frame([remote](int from, uint32_t type, const exchange::Bytes& payload) {
-    engine::RemoteLink& link = *remote[static_cast<size_t>(from) - 1];
-    if (type != kEngineFrame || !link.on_frame(payload).is_ok()) link.on_closed();
-  });
+  control.on_frame(
+      [this, &control, remote](int from, uint32_t type, const exchange::Bytes& payload) {
+        if (type == kClockFrame) return answer_clock(control, from, payload);
+        if (type == kTimelineFrame) {
+          const std::lock_guard lock(mutex_);
+          timelines_.push_back(decode_timeline(from, payload));
+          changed_.notify_all();
+          return;
+        }
+        engine::RemoteLink& link = *remote[static_cast<size_t>(from) - 1];
+        if (type != kEngineFrame || !link.on_frame(payload).is_ok()) link.on_closed();
+      });
   control.on_death([remote](int rank) {
     if (rank > 0) remote[static_cast<size_t>(rank) - 1]->on_closed();
   });
@@ -69,6 +122,7 @@ Status Serving::finish() {
   Status status = engine_->join();
   stats_ = engine_->stats();
   losses_ = engine_->losses();
+  if (!ranks_.options().profile.empty()) collect_timelines();
   if (exchange::ProcessGroup* processes = ranks_.processes()) {
     processes->control().on_frame(nullptr);
     processes->control().on_death(nullptr);
@@ -79,6 +133,25 @@ Status Serving::finish() {
   }
   engine_.reset();
   return status;
+}
+
+// This process's ranks have left; those of others send theirs unless they were lost.
+void Serving::collect_timelines() {
+  std::unique_lock lock(mutex_);
+  const auto there = [&] {
+    size_t lost = losses_.size();
+    for (int r = 1; ranks_.processes() != nullptr && r < ranks_.size(); ++r) {
+      const auto is = [r](const exchange::Loss& l) { return l.rank == r; };
+      const bool named = std::any_of(losses_.begin(), losses_.end(), is);
+      if (!named && ranks_.processes()->control().dead(r)) ++lost;
+    }
+    return timelines_.size() + lost + ranks_.local().size() >= static_cast<size_t>(ranks_.size());
+  };
+  const Deadline deadline{seconds(kTimelineSeconds)};
+  while (!there() && !deadline.passed()) changed_.wait_for(lock, std::chrono::milliseconds(100));
+  for (Rank& rank : ranks_.local()) {
+    timelines_.push_back(timeline_of(rank.index, *rank.model->laps().timeline(), 0));
+  }
 }
 
 std::string degraded_note(const std::vector<exchange::Loss>& losses, int64_t degraded,
@@ -101,8 +174,10 @@ Status serve_rank(Ranks& ranks, bool watch_signals) {
   engine::RemoteRank rank(
       *ranks.local()[0].model, engine_options(ranks.options()),
       [&control](std::span<const std::byte> frame) { control.send(0, kEngineFrame, frame); });
+  ClockProbe clock(control);
   rank.start();
-  control.on_frame([&rank](int /*from*/, uint32_t type, const exchange::Bytes& payload) {
+  control.on_frame([&](int /*from*/, uint32_t type, const exchange::Bytes& payload) {
+    if (type == kClockFrame) return clock.on_answer(payload);
     if (type != kEngineFrame || !rank.on_frame(payload).is_ok()) rank.on_closed();
   });
   control.on_death([&rank](int dead) {
@@ -114,6 +189,10 @@ Status serve_rank(Ranks& ranks, bool watch_signals) {
   if (watch_signals) signals = std::make_unique<SignalWatch>([&rank] { rank.on_closed(); });
   Status status = rank.join();
   if (signals && signals->caught() != 0) status = Status::cancelled("stopped by a signal");
+  if (const model::Timeline* timeline = ranks.local()[0].model->laps().timeline()) {
+    const RankTimeline own = timeline_of(control.rank(), *timeline, clock.measure());
+    control.send(0, kTimelineFrame, encode_timeline(own));
+  }
   control.on_frame(nullptr);
   control.on_death(nullptr);
   // Rank 0 speaks for ranks that it started, but it went on without this one.

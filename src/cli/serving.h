@@ -1,10 +1,13 @@
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
+#include "cli/profile.h"
 #include "cli/ranks.h"
 #include "engine/group.h"
 
@@ -24,16 +27,23 @@ class Serving {
   Status finish();
   // Of all ranks, as they were when they left.
   const std::vector<engine::RankStats>& stats() const { return stats_; }
+  // With --profile, of the ranks that left in order; after finish().
+  const std::vector<RankTimeline>& timelines() const { return timelines_; }
   // The ranks that the others went on without (--on-rank-loss degrade), also after finish().
   std::vector<exchange::Loss> losses() const { return engine_ ? engine_->losses() : losses_; }
 
  private:
   void watch(const std::vector<engine::RemoteLink*>& remote);
+  void collect_timelines();
 
   Ranks& ranks_;
   std::unique_ptr<engine::Engine> engine_;
   std::vector<engine::RankStats> stats_;
   std::vector<exchange::Loss> losses_;
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::vector<RankTimeline> timelines_;
 };
 
 // What a command says of ranks that were lost and of answers that lack their experts; "" if there

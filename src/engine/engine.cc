@@ -251,6 +251,8 @@ Status RankEngine::Loop::forward(Scheduler::Plan& plan) {
   const TimePoint start = Clock::now();
   ASSIGN_OR_RETURN(const model::Model::Output output, model_.forward(plan.step));
   ASSIGN_OR_RETURN(const auto sampled, sampler_.sample(output.logits, plan.targets, model_));
+  model_.laps().lap(model::StepTimes::kSample);
+  model_.laps().end_step(plan.prefill_rows + plan.decode_rows);
   const double took = to_seconds(Clock::now() - start);
   {
     const std::lock_guard lock(mutex_);

@@ -111,10 +111,10 @@ Status DeepSeek<T>::moe(const MoeWeights& w, int layer, const Shared& s, const T
               .ids = ids,
               .weights = weights},
              context_);
-  laps_.lap(StepTimes::kRoute);
+  laps_.lap(StepTimes::kRoute, layer);
   T* shared = nullptr;
   if (w.shared.gate.w.n > 0) mlp(w.shared, x, s.tokens, shared = alloc<T>(s.tokens * hidden));
-  laps_.lap(StepTimes::kDense);
+  laps_.lap(StepTimes::kDense, layer);
 
   // Quantised once, here, with the scale that GEMM 1 uses.
   quant::Rows rows = rows_for(w.gate_up[0], x, hidden, s.tokens);
@@ -126,7 +126,7 @@ Status DeepSeek<T>::moe(const MoeWeights& w, int layer, const Shared& s, const T
                                        .tokens = s.tokens,
                                        .ids = ids,
                                        .weights = weights}));
-  laps_.lap(StepTimes::kDispatch);
+  laps_.lap(StepTimes::kDispatch, layer);
 
   rows.data = const_cast<std::byte*>(lists.rows);  // read only from here on
   rows.count = lists.row_count();
@@ -135,19 +135,22 @@ Status DeepSeek<T>::moe(const MoeWeights& w, int layer, const Shared& s, const T
   ops_.grouped_gemm_f32(
       {rows, lists.row_index, lists.offsets, lists.local_experts, w.gate_up.data(), 2, gate_up},
       context_);
+  laps_.lap(StepTimes::kGemm1, layer);
   const quant::Rows h = new_rows(w.down[0], lists.entries);
   ops_.swiglu_quantise({gate_up, h.count, inner, h, lists.offsets + lists.local_experts}, context_);
+  laps_.lap(StepTimes::kSwiglu, layer);
   T* y = alloc<T>(lists.entries * hidden);
   ops_.grouped_gemm({h, nullptr, lists.offsets, lists.local_experts, w.down.data(), 1, y},
                     context_);
+  laps_.lap(StepTimes::kGemm2, layer);
   if (record_amax_) note_amax(layer, lists, rows, h);
   T* parts = exchange_.parts_buffer<T>();
   ops_.moe_reduce({lists, y, hidden, parts}, context_);
-  laps_.lap(StepTimes::kGemm);
+  laps_.lap(StepTimes::kReduce, layer);
 
   ASSIGN_OR_RETURN(const CombinedParts combined, exchange_.combine(layer, parts));
   ops_.moe_combine({combined, shared, s.tokens, hidden, out}, context_);
-  laps_.lap(StepTimes::kCombine);
+  laps_.lap(StepTimes::kCombine, layer);
   return Status::ok();
 }
 
@@ -157,14 +160,14 @@ Status DeepSeek<T>::decoder_layer(const LayerWeights& w, int layer, const Shared
   const Arena::Scope scope(context_.scratch);
   const bool starts = layer == 0 || layer >= config_.num_hidden_layers;
   const T* x = add_norm(w.input_norm, delta, residual, s.tokens, starts);
-  laps_.lap(StepTimes::kRest);
+  laps_.lap(StepTimes::kRest, layer);
   attention(w, layer, s, x, delta);
-  laps_.lap(StepTimes::kAttention);
+  laps_.lap(StepTimes::kAttention, layer);
   x = add_norm(w.post_attention_norm, delta, residual, s.tokens);
-  laps_.lap(StepTimes::kRest);
+  laps_.lap(StepTimes::kRest, layer);
   if (w.is_moe) return moe(w.moe, layer, s, x, delta);
   mlp(w.mlp, x, s.tokens, delta);
-  laps_.lap(StepTimes::kDense);
+  laps_.lap(StepTimes::kDense, layer);
   return Status::ok();
 }
 

@@ -81,7 +81,6 @@ class DeepSeek final : public Model {
   std::vector<float> host_values_;           // what on_host gave
   bool record_amax_ = false;
   ExpertAmax amax_;
-  Laps laps_;
 };
 
 }  // namespace sortie::model

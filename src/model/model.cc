@@ -34,8 +34,7 @@ DeepSeek<T>::DeepSeek(Config config, std::shared_ptr<const Weights> weights,
       scratch_(backend.device == nullptr ? nullptr : &backend.device->memory),
       context_{threads, scratch_, stream},
       softmax_scale_(static_cast<float>(config_.softmax_scale())),
-      cos_sin_(config_.cos_sin_table(options.context_length)),
-      laps_(times_) {
+      cos_sin_(config_.cos_sin_table(options.context_length)) {
   CHECK((ops_.device != nullptr) == kHasDevice<T>,
         "bf16 activations live on a device, fp32 do not");
   const Memory* memory = ops_.device == nullptr ? nullptr : &ops_.device->memory;

@@ -55,6 +55,8 @@ class Model {
   exchange::Exchange& exchange() { return exchange_; }
   ThreadPool& threads() { return threads_; }
   StepTimes& times() { return times_; }
+  // forward() starts a step and charges its parts; the driver may add sampling and end the step.
+  Laps& laps() { return laps_; }
 
   struct Output {
     float* logits = nullptr;       // [logit_rows, vocab], overwritable
@@ -95,6 +97,7 @@ class Model {
   exchange::Exchange& exchange_;
   const ModelOptions options_;
   StepTimes times_;
+  Laps laps_{times_};
 };
 
 // `weights` are where the backend wants them: the host's as loaded, a device's from upload.h.
