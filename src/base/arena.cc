@@ -1,5 +1,7 @@
 #include "base/arena.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <new>
@@ -11,7 +13,20 @@ constexpr size_t kAlign = 64;
 constexpr size_t kDeviceAlign = 256;
 constexpr size_t kMinBlock = size_t{1} << 20;
 
+constexpr size_t kHugePage = size_t{2} << 20;
+
 size_t round_up(size_t n, size_t align) { return (n + align - 1) / align * align; }
+
+// Large pieces ask for huge pages, which systems grant to who asks: weights are read from end to
+// end, and with small pages walks through the page table are a good part of that (docs/cpu.md).
+// Null if there is no memory.
+std::byte* host_memory(size_t bytes) {
+  const bool large = bytes >= kHugePage;
+  void* p = nullptr;
+  if (posix_memalign(&p, large ? kHugePage : kAlign, bytes) != 0) return nullptr;
+  if (large) madvise(p, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
+  return static_cast<std::byte*>(p);
+}
 }  // namespace
 
 void AlignedBuffer::Free::operator()(std::byte* p) const {
@@ -20,9 +35,7 @@ void AlignedBuffer::Free::operator()(std::byte* p) const {
 
 AlignedBuffer::AlignedBuffer(size_t bytes, const Memory* memory) : size_(bytes) {
   if (bytes == 0) return;
-  auto* p = memory != nullptr
-                ? memory->allocate(bytes)
-                : static_cast<std::byte*>(std::aligned_alloc(kAlign, round_up(bytes, kAlign)));
+  std::byte* p = memory != nullptr ? memory->allocate(bytes) : host_memory(bytes);
   if (p == nullptr) throw std::bad_alloc();
   data_ = {p, Free{memory}};
 }

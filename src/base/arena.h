@@ -15,7 +15,8 @@ struct Memory {
   void (*release)(std::byte*);
 };
 
-// Uninitialised memory, 64-byte aligned, of fixed size; the host's if `memory` is null.
+// Uninitialised memory, 64-byte aligned, of fixed size; the host's if `memory` is null. Pieces of
+// 2 MiB and more are on huge pages where the system allows that.
 class AlignedBuffer {
  public:
   AlignedBuffer() = default;

@@ -41,5 +41,13 @@ TEST(Arena, ScopeGivesBack) {
   EXPECT_EQ(before, arena.alloc_bytes(64));
 }
 
+TEST(AlignedBuffer, LargePiecesStandWhereHugePagesCan) {
+  const AlignedBuffer large((size_t{5} << 20) + 13);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(large.data()) % (2 << 20), 0u);
+  large.data()[large.size() - 1] = std::byte{1};
+  const AlignedBuffer small(1);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(small.data()) % 64, 0u);
+}
+
 }  // namespace
 }  // namespace sortie

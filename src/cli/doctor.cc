@@ -8,6 +8,7 @@
 #include "base/memory.h"
 #include "cli/bandwidth.h"
 #include "cli/memory_check.h"
+#include "cli/placement.h"
 #include "model/plan.h"
 
 namespace sortie::cli {
@@ -33,6 +34,8 @@ void machine(cpu::Isa isa, double read_gbs, int threads) {
     line(fmt::format("  {}", cpu::isa_name(each)), cpu::isa_note(each));
   const FreeMemory free = free_memory();
   line("memory", fmt::format("{} free ({})", gib(static_cast<double>(free.bytes)), free.limit));
+  line("memory nodes", describe_nodes(numa_nodes()));
+  line("huge pages", huge_pages());
   line("/dev/shm", fmt::format("{} free, for windows of ranks that are processes",
                                gib(static_cast<double>(free_shared_memory()))));
   line("read bandwidth", fmt::format("{:.1f} GB/s measured with {} thread{}", read_gbs, threads,
@@ -95,6 +98,7 @@ Status doctor(const RunOptions& options) {
   line("ranks", fmt::format("{} of {} thread{}, {} experts each, exchange {} {}", o.ep_size,
                             o.threads, o.threads == 1 ? "" : "s",
                             config.n_routed_experts / o.ep_size, o.a2a_backend, o.deepep_mode));
+  line("placement", describe(place_on_host(o.ep_size, o.threads)));
   ASSIGN_OR_RETURN(const model::WeightBytes weights, planned_weights(config, o));
   if (o.max_total_tokens == 0) {
     ASSIGN_OR_RETURN(

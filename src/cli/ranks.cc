@@ -13,6 +13,7 @@
 #include "cli/calibrate.h"
 #include "cli/devices.h"
 #include "cli/memory_check.h"
+#include "cli/placement.h"
 #if SORTIE_HAS_CUDA
 #include "exchange/gpu.h"
 #endif
@@ -362,20 +363,21 @@ Status Ranks::build() {
       .decode_segment = o.decode_segment,
       .context_length = o.context_length,
       .mtp = o.mtp};
-  const std::vector<int> cpus = allowed_cpus();
-  const bool pin = o.threads * cpu_sharers_ <= available_cpus() && cpu_sharers_ > 1;
+  const std::vector<RankPlace> places = place_on_host(cpu_sharers_, o.threads);
+  const bool pin = !places[0].cpus.empty();
+  const bool several_nodes = numa_nodes().size() > 1;
   for (size_t i = 0; i < ranks_.size(); ++i) {
     Rank& rank = ranks_[i];
     rank.index = first_rank_ + static_cast<int>(i);
-    std::vector<int> own;  // this rank's share of the CPUs
-    if (pin) {
-      const auto first = cpus.begin() + (cpu_share_ + static_cast<int64_t>(i)) * o.threads;
-      own.assign(first, first + o.threads);
-    }
-    rank.threads = std::make_unique<ThreadPool>(o.threads, own);
+    const RankPlace& place = places[static_cast<size_t>(cpu_share_) + i];
+    rank.threads = std::make_unique<ThreadPool>(o.threads, place.cpus);
     if (device.gpu != nullptr) {
       RETURN_IF_ERROR(build_on_gpu(rank, *device.gpu, exchange, model_options));
       continue;
+    }
+    if (place.node >= 0 && several_nodes) {
+      prefer_node(group[i]->window(), static_cast<size_t>(group[i]->window_bytes()), place.node);
+      move_weights(*weights_[i], place.node, ranks_.size() == 1);
     }
     rank.exchange = exchange::make_exchange(group[i], exchange);
     rank.model = model::make_model(config_, weights_[i], *device.host, *rank.threads,

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <new>
 #include <thread>
 
-#include "base/check.h"
+#include "base/arena.h"
 #include "exchange/shared_window.h"
 
 namespace sortie::exchange {
@@ -16,12 +15,8 @@ namespace {
 
 constexpr auto kBeat = std::chrono::milliseconds(50);
 
-struct FreeDelete {
-  void operator()(std::byte* p) const { std::free(p); }
-};
-
 struct LocalRank {
-  std::unique_ptr<std::byte, FreeDelete> memory;
+  AlignedBuffer memory;
   SharedWindow shared;
   std::atomic<TimePoint> life{Clock::now()};
   std::atomic<bool> beating{true};
@@ -39,9 +34,8 @@ class Group final : public FaultControl {
       : window_bytes_(window_bytes), ranks_(static_cast<size_t>(ranks)) {
     const int64_t bytes = SharedWindow::bytes(window_bytes, ranks);
     for (LocalRank& r : ranks_) {
-      r.memory.reset(static_cast<std::byte*>(std::aligned_alloc(64, static_cast<size_t>(bytes))));
-      CHECK(r.memory != nullptr, "no memory for the exchange's window");
-      r.shared = SharedWindow(r.memory.get(), window_bytes, ranks);
+      r.memory = AlignedBuffer(static_cast<size_t>(bytes));
+      r.shared = SharedWindow(r.memory.data(), window_bytes, ranks);
       r.shared.start();
     }
     heart_ = std::thread([this] { beat(); });

@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "model/safetensors.h"
+#include "model/weight_memory.h"
 #include "model/weights_walk.h"
 #include "quant/matrix_ops.h"
 
@@ -99,7 +100,7 @@ class InMemory : public WeightVisitor {
         first_expert_(first_expert),
         last_expert_(last_expert),
         pack_for_(pack_for),
-        owned_(owned) {}
+        memory_(owned) {}
 
   void matrix(const MatrixSpec& spec, Matrix& out) override {
     out = Matrix{.format = stored_format(dialect_, spec.kind), .n = spec.n, .k = spec.k};
@@ -107,26 +108,34 @@ class InMemory : public WeightVisitor {
         (spec.expert < first_expert_ || spec.expert >= last_expert_)) {
       return;
     }
+    const int64_t packed = spec.kind == LinearKind::kKvB ? 0 : packed_bytes(out);
     const int64_t bytes = quant::code_bytes(out.format, out.n, out.k);
-    std::byte* codes = allocate(bytes);
+    const AlignedBuffer passing(packed > 0 ? static_cast<size_t>(bytes) : 0);
+    std::byte* codes = packed > 0 ? passing.data() : memory_.allocate(bytes);
     random_codes(out.format, out.k, seed_, spec.module, codes, bytes);
     out.codes = codes;
     const float scale = scale_of(out.format, out.k);
     const auto scale_bytes = quant::scale_bytes(out.format, out.n, out.k);
     if (out.format == Format::kW4Afp8) {
-      auto* scales = reinterpret_cast<bf16*>(allocate(scale_bytes));
+      auto* scales = reinterpret_cast<bf16*>(memory_.allocate(scale_bytes));
       std::fill(scales, scales + scale_bytes / 2, to_bf16(scale));
       out.scales = scales;
     } else if (scale_bytes > 0) {
-      auto* scales = reinterpret_cast<float*>(allocate(scale_bytes));
+      auto* scales = reinterpret_cast<float*>(memory_.allocate(scale_bytes));
       std::fill(scales, scales + scale_bytes / 4, scale);
       out.scales = scales;
     }
-    if (spec.kind != LinearKind::kKvB) pack(out);
+    if (packed > 0) {
+      std::byte* tiles = memory_.allocate(packed);
+      pack_for_->pack(out, tiles);
+      out.codes = tiles;
+      out.layout = quant::Layout::kTiles;
+      if (out.format == Format::kW4Afp8) out.scales = nullptr;  // they are in the tiles
+    }
   }
 
   void vector(const std::string& /*name*/, int64_t n, VectorKind kind, const float*& out) override {
-    auto* values = reinterpret_cast<float*>(allocate(n * 4));
+    auto* values = reinterpret_cast<float*>(memory_.allocate(n * 4));
     std::fill(values, values + n, kind == VectorKind::kNorm ? 1.0f : 0.0f);
     out = values;
   }
@@ -134,22 +143,8 @@ class InMemory : public WeightVisitor {
   void experts_done(const std::string& /*prefix*/, int /*layer*/, ExpertTable& /*t*/) override {}
 
  private:
-  std::byte* allocate(int64_t bytes) {
-    return owned_.emplace_back(static_cast<size_t>(bytes)).data();
-  }
-  void pack(Matrix& m) {
-    const bool packs = pack_for_ != nullptr && pack_for_->pack != nullptr;
-    const int64_t bytes = packs ? pack_for_->packed_bytes(m) : 0;
-    if (bytes == 0) return;
-    AlignedBuffer packed(static_cast<size_t>(bytes));
-    pack_for_->pack(m, packed.data());
-    m.codes = packed.data();
-    owned_[owned_.size() - 2] = std::move(packed);  // the codes; then came the scales
-    if (m.format == Format::kW4Afp8) {              // which are in the tiles
-      owned_.pop_back();
-      m.scales = nullptr;
-    }
-    m.layout = quant::Layout::kTiles;
+  int64_t packed_bytes(const Matrix& m) const {
+    return pack_for_ == nullptr || pack_for_->pack == nullptr ? 0 : pack_for_->packed_bytes(m);
   }
 
   const Dialect dialect_;
@@ -157,7 +152,7 @@ class InMemory : public WeightVisitor {
   const int first_expert_;
   const int last_expert_;
   const ops::Backend* const pack_for_;
-  std::deque<AlignedBuffer>& owned_;
+  WeightMemory memory_;
 };
 
 // The tensors of a file and how each is made.

@@ -130,7 +130,7 @@ Status WeightsLoader::read_sum_bias(const Tensor& t, Matrix& out) {
     return Status::invalid(
         fmt::format("quant_bias: element {} is {}, which a sum has no room for", i, to[i]));
   }
-  out.sum_bias = reinterpret_cast<const int32_t*>(keep(std::move(bias)));
+  out.sum_bias = reinterpret_cast<const int32_t*>(memory_.keep(std::move(bias)));
   return Status::ok();
 }
 
@@ -141,7 +141,7 @@ Status WeightsLoader::read_int8_tensors(const MatrixSpec& spec, const Int8Tensor
   const bool own = absorbed || spec.kind == LinearKind::kExpert;
   AlignedBuffer scales(static_cast<size_t>(out.n) * 4);
   RETURN_IF_ERROR(read_int8_scales(t, own, out, reinterpret_cast<float*>(scales.data())));
-  out.scales = keep(std::move(scales));
+  out.scales = memory_.keep(std::move(scales));
   if (absorbed) {
     out.input_scale = 0;
     out.input_offset = 0;
@@ -203,7 +203,7 @@ void WeightsLoader::share_static_scale(const std::string& prefix, ExpertTable& t
         AlignedBuffer scales(static_cast<size_t>(m->n) * 4);
         auto* to = reinterpret_cast<float*>(scales.data());
         for (int64_t i = 0; i < m->n; ++i) to[i] = largest * m->f32_scales()[i];
-        m->scales = keep(std::move(scales));
+        m->scales = memory_.keep(std::move(scales));
       }
       return Status::ok();
     });

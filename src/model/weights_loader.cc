@@ -193,18 +193,19 @@ void WeightsLoader::count(const MatrixSpec& spec, bool in_place, const Matrix& m
   (in_place ? part.mapped : part.made) += m.bytes();
 }
 
-bool WeightsLoader::packs(const Matrix& m) const {
-  return options_.pack_for != nullptr && options_.pack_for->pack != nullptr &&
-         options_.pack_for->packed_bytes(m) > 0;
+int64_t WeightsLoader::packed_bytes(const Matrix& m) const {
+  const ops::Backend* backend = options_.pack_for;
+  return backend == nullptr || backend->pack == nullptr ? 0 : backend->packed_bytes(m);
 }
 
 // Puts the codes into the backend's layout, if it has one for them. Its tiles hold the scales of
 // kW4Afp8 too.
-bool WeightsLoader::pack(Matrix m, Matrix& out) {
-  if (!packs(m)) return false;
-  AlignedBuffer packed(static_cast<size_t>(options_.pack_for->packed_bytes(m)));
-  options_.pack_for->pack(m, packed.data());
-  out.codes = keep(std::move(packed));
+bool WeightsLoader::pack(const Matrix& m, Matrix& out) {
+  const int64_t bytes = packed_bytes(m);
+  if (bytes == 0) return false;
+  std::byte* codes = memory_.allocate(bytes);
+  options_.pack_for->pack(m, codes);
+  out.codes = codes;
   out.layout = quant::Layout::kTiles;
   return true;
 }
@@ -214,14 +215,14 @@ void WeightsLoader::read_kept(const Stored& stored, bool may_pack, Matrix& out) 
   const bool packed = may_pack && pack(s.m, out);
   if (s.codes.size() > 0 || packed) {
     checkpoint_.drop_pages(*stored.weight);
-    if (!packed) keep(std::move(s.codes));
+    if (!packed) memory_.keep(std::move(s.codes));
   } else {
     touch(*stored.weight);
   }
   const bool scales_packed = packed && stored.format == Format::kW4Afp8;
   if (s.scales.size() > 0 || scales_packed) {
     checkpoint_.drop_pages(*stored.scale);
-    if (!scales_packed) keep(std::move(s.scales));
+    if (!scales_packed) memory_.keep(std::move(s.scales));
   }
   if (!packed) out.codes = s.m.codes;
   out.scales = scales_packed ? nullptr : s.m.scales;
@@ -230,18 +231,25 @@ void WeightsLoader::read_kept(const Stored& stored, bool may_pack, Matrix& out) 
 void WeightsLoader::read_quantised(const Stored& stored, Format format, bool may_pack,
                                    Matrix& out) {
   const Source s = open_source(stored);
-  AlignedBuffer codes(static_cast<size_t>(quant::code_bytes(format, stored.n, stored.k)));
-  AlignedBuffer scales(static_cast<size_t>(quant::scale_bytes(format, stored.n, stored.k)));
-  quant::quantise_rows(s.m, 0, stored.n, format, codes.data(), scales.data());
+  Matrix m{.format = format, .n = stored.n, .k = stored.k};
+  const bool tiled = may_pack && packed_bytes(m) > 0;
+  const bool tiled_scales = tiled && format == Format::kW4Afp8;
+  std::deque<AlignedBuffer> passing;  // what packing reads and nobody else
+  const auto place = [&](bool kept, int64_t bytes) {
+    return kept ? memory_.allocate(bytes) : passing.emplace_back(static_cast<size_t>(bytes)).data();
+  };
+  std::byte* codes = place(!tiled, quant::code_bytes(format, m.n, m.k));
+  std::byte* scales = place(!tiled_scales, quant::scale_bytes(format, m.n, m.k));
+  quant::quantise_rows(s.m, 0, m.n, format, codes, scales);
   checkpoint_.drop_pages(*stored.weight);
-  const Matrix m{.format = format,
-                 .n = stored.n,
-                 .k = stored.k,
-                 .codes = codes.data(),
-                 .scales = scales.data()};
-  const bool packed = may_pack && pack(m, out);
-  if (!packed) out.codes = keep(std::move(codes));
-  if (!packed || format != Format::kW4Afp8) out.scales = keep(std::move(scales));
+  m.codes = codes;
+  m.scales = scales;
+  if (tiled) {
+    pack(m, out);
+  } else {
+    out.codes = codes;
+  }
+  if (!tiled_scales) out.scales = scales;
 }
 
 void WeightsLoader::vector(const std::string& name, int64_t n, VectorKind /*kind*/,
@@ -253,7 +261,7 @@ void WeightsLoader::vector(const std::string& name, int64_t n, VectorKind /*kind
                        touch(*t);
                        out = reinterpret_cast<const float*>(t->data);
                      } else {
-                       out = reinterpret_cast<const float*>(keep(to_floats(*t)));
+                       out = reinterpret_cast<const float*>(memory_.keep(to_floats(*t)));
                      }
                      return Status::ok();
                    }});
@@ -326,12 +334,6 @@ Status WeightsLoader::read_activation_scales(const std::vector<const Tensor*>& s
   for (Matrix& m : table.gate_up) m.input_scale = largest[0];
   for (Matrix& m : table.down) m.input_scale = largest[1];
   return Status::ok();
-}
-
-const std::byte* WeightsLoader::keep(AlignedBuffer buffer) {
-  const std::lock_guard lock(owned_mutex_);
-  owned_.push_back(std::move(buffer));
-  return owned_.back().data();
 }
 
 Status WeightsLoader::run(const std::string& what, bool quiet) {

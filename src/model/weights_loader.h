@@ -4,13 +4,13 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/arena.h"
 #include "model/quant_description.h"
 #include "model/tensor_table.h"
+#include "model/weight_memory.h"
 #include "model/weights_walk.h"
 
 namespace sortie::model {
@@ -34,7 +34,7 @@ class WeightsLoader : public WeightVisitor {
   };
   WeightsLoader(const Checkpoint& checkpoint, TensorTable& table, Options options,
                 std::deque<AlignedBuffer>& owned)
-      : checkpoint_(checkpoint), table_(table), options_(std::move(options)), owned_(owned) {}
+      : checkpoint_(checkpoint), table_(table), options_(std::move(options)), memory_(owned) {}
 
   void matrix(const MatrixSpec& spec, quant::Matrix& out) override;
   void vector(const std::string& name, int64_t n, VectorKind kind, const float*& out) override;
@@ -95,8 +95,9 @@ class WeightsLoader : public WeightVisitor {
   bool is_wanted(const MatrixSpec& spec) const;
   Stored find_stored(const MatrixSpec& spec);
   void count(const MatrixSpec& spec, bool in_place, const quant::Matrix& m);
-  bool packs(const quant::Matrix& m) const;
-  bool pack(quant::Matrix m, quant::Matrix& out);
+  int64_t packed_bytes(const quant::Matrix& m) const;  // 0 = stays in rows
+  bool packs(const quant::Matrix& m) const { return packed_bytes(m) > 0; }
+  bool pack(const quant::Matrix& m, quant::Matrix& out);
   void read_kept(const Stored& stored, bool may_pack, quant::Matrix& out);
   void read_quantised(const Stored& stored, quant::Format format, bool may_pack,
                       quant::Matrix& out);
@@ -104,13 +105,11 @@ class WeightsLoader : public WeightVisitor {
   void add_activation_scales(const std::string& prefix, int layer, ExpertTable& table);
   Status read_activation_scales(const std::vector<const Tensor*>& scales, const std::string& prefix,
                                 ExpertTable& table);
-  const std::byte* keep(AlignedBuffer buffer);
 
   const Checkpoint& checkpoint_;
   TensorTable& table_;
   const Options options_;
-  std::deque<AlignedBuffer>& owned_;
-  std::mutex owned_mutex_;
+  WeightMemory memory_;
   std::vector<Job> jobs_;
   WeightBytes bytes_;
   std::vector<std::function<Status()>> after_;  // the jobs, one by one
