@@ -90,6 +90,11 @@ void add_quantize(CLI::App& app, Action& action) {
   quantize->add_option("--dense", o->dense, "w4afp8: the other linears too: fp8_block");
   quantize->add_option("--calibrate", o->calibrate,
                        "w4afp8: JSON lines ({\"text\"} or {\"ids\"}) for static activation scales");
+  quantize
+      ->add_option("--rounding", o->rounding,
+                   "w4afp8: nearest, or search for each group's scale of least squared error")
+      ->capture_default_str();
+  quantize->add_option("--report", o->report, "write the distortion of each matrix into this file");
   quantize->add_option("--threads", o->threads, "0 = all usable CPUs");
   quantize->add_flag("--quiet", o->quiet, "no progress");
 }

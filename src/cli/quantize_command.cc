@@ -18,16 +18,13 @@ Status quantize_command(const QuantizeCommand& c) {
                                  .dense_fp8_block = c.dense == "fp8_block",
                                  .threads = c.threads > 0 ? c.threads : available_cpus(),
                                  .quiet = c.quiet};
-  if (c.format == "w4afp8") {
-    options.format = model::Quantization::kW4Afp8;
-  } else if (c.format == "w8a8_int8") {
-    options.format = model::Quantization::kW8A8Int8;
-  } else if (c.format == "fp8_block" || c.format == "fp8") {
-    options.format = model::Quantization::kFp8Block;
-  } else {
+  ASSIGN_OR_RETURN(options.format, parse_quantization("--format", c.format));
+  if (c.rounding != "nearest" && c.rounding != "search") {
     return Status::usage(
-        fmt::format("--format {} is unknown: take w4afp8, w8a8_int8 or fp8_block", c.format));
+        fmt::format("--rounding {} is unknown: take nearest or search", c.rounding));
   }
+  if (c.rounding == "search") options.rounding = quant::Rounding::kSearch;
+  options.report = c.report;
   if (!c.dense.empty() && (c.dense != "fp8_block" || c.format != "w4afp8")) {
     return Status::usage("--dense takes fp8_block, and only with --format w4afp8");
   }

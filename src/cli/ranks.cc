@@ -30,14 +30,18 @@ namespace {
 using model::Dialect;
 using model::Quantization;
 
-Result<Quantization> parse_quantization(const std::string& name) {
+}  // namespace
+
+Result<Quantization> parse_quantization(const char* flag, const std::string& name) {
   if (name.empty() || name == "bf16") return Quantization::kNone;
   if (name == "fp8_block" || name == "fp8") return Quantization::kFp8Block;
   if (name == "w4afp8") return Quantization::kW4Afp8;
   if (name == "w8a8_int8") return Quantization::kW8A8Int8;
   return Status::usage(fmt::format(
-      "--quantization {} is unknown: take bf16, fp8_block (or fp8), w4afp8 or w8a8_int8", name));
+      "{} {} is unknown: take bf16, fp8_block (or fp8), w4afp8 or w8a8_int8", flag, name));
 }
+
+namespace {
 
 int64_t matrix_bytes(const quant::Matrix& m) { return m.n == 0 ? 0 : m.bytes(); }
 
@@ -126,7 +130,8 @@ Result<exchange::Mode> parse_mode(const std::string& name) {
 }
 
 Result<model::LoadOptions> load_options(const RunOptions& o) {
-  ASSIGN_OR_RETURN(const Quantization quantization, parse_quantization(o.quantization));
+  ASSIGN_OR_RETURN(const Quantization quantization,
+                   parse_quantization("--quantization", o.quantization));
   ASSIGN_OR_RETURN(const Device device, choose_device(o.device));
   return model::LoadOptions{.quantization = quantization,
                             .dense_fp8_block = o.dense == "fp8_block",

@@ -61,6 +61,8 @@ struct Launch {
 Result<model::Config> resolve(RunOptions& options);
 
 Result<exchange::Mode> parse_mode(const std::string& name);
+// `flag` is named in the error.
+Result<model::Quantization> parse_quantization(const char* flag, const std::string& name);
 // How the flags want the weights loaded, but for what a calibration would add.
 Result<model::LoadOptions> load_options(const RunOptions& options);
 

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <system_error>
 
 #include "base/json.h"
@@ -16,6 +17,7 @@
 #include "base/scalar.h"
 #include "base/threads.h"
 #include "model/quantize_plan.h"
+#include "model/quantize_report.h"
 #include "model/tensor_values.h"
 #include "quant/matrix_ops.h"
 
@@ -26,7 +28,8 @@ namespace fs = std::filesystem;
 using quant::Format;
 
 constexpr int64_t kMaxConfigBytes = 16 << 20;
-// In OUT.partial from its first to its last moment: what a later run may clear away.
+// In OUT.partial from its first to its last moment: what a later run may clear away or go on with.
+// Its first line says what is being made of what, each other line names a shard that is whole.
 constexpr const char* kMark = ".sortie-quantize-unfinished";
 
 // What was written and what is read back are compared by this. Not against an adversary: 64 bits,
@@ -49,18 +52,19 @@ Status io_error(const char* what, const fs::path& path, const std::error_code& e
                                                 : Status::invalid(message);
 }
 
+std::error_code last_error() { return {errno, std::generic_category()}; }
+
 Status write_text(const fs::path& path, const std::string& text) {
   std::ofstream file(path, std::ios::binary);
   file << text;
   file.close();
-  if (!file) return io_error("write", path, std::error_code(errno, std::generic_category()));
-  return Status::ok();
+  return file ? Status::ok() : io_error("write", path, last_error());
 }
 
 // One tensor's bytes as they go to the file: codes, then scales.
 class Converter {
  public:
-  explicit Converter(int threads) : pool_(threads) {}
+  Converter(int threads, quant::Rounding rounding) : pool_(threads), rounding_(rounding) {}
 
   // parts[i] are the bytes of outputs[i], valid until the next call.
   Status convert(const QuantizePiece& piece, std::vector<const std::byte*>& parts) {
@@ -85,7 +89,7 @@ class Converter {
     return Status::ok();
   }
 
- private:
+  // The source as numbers, valid until the next call.
   quant::Matrix matrix(const QuantizePiece& piece) {
     quant::Matrix m = piece.matrix;
     if (m.format == Format::kFp8Block) {  // copied: unaligned or E8M0 in the file
@@ -98,6 +102,7 @@ class Converter {
     return m;
   }
 
+ private:
   void quantise(const QuantizePiece& piece) {
     const quant::Matrix m = matrix(piece);
     codes_.resize(static_cast<size_t>(piece.outputs[0].bytes()));
@@ -105,7 +110,7 @@ class Converter {
     pool_.parallel_for(quant::ceil_div(m.n, quant::kGroup), [&](int64_t band) {
       const int64_t begin = band * quant::kGroup;
       quant::quantise_rows_as_stored(m, begin, std::min(m.n, begin + quant::kGroup), piece.to,
-                                     codes_.data(), scales_.data());
+                                     codes_.data(), scales_.data(), rounding_);
     });
   }
 
@@ -135,6 +140,7 @@ class Converter {
   }
 
   ThreadPool pool_;
+  const quant::Rounding rounding_;
   std::vector<std::byte> codes_, scales_;
   std::vector<float> source_scales_;
 };
@@ -157,13 +163,20 @@ class Quantizer {
                      read_text_file((in_ / "config.json").string(), kMaxConfigBytes));
     ASSIGN_OR_RETURN(const std::string config_json,
                      quantised_config_json(text, *source, config, options_));
+    identify(text, shards);
     RETURN_IF_ERROR(open_partial());
     Status status = write_all(*source, shards, config_json);
     if (status.is_ok()) status = publish();
-    if (!status.is_ok()) {
-      std::error_code ignored;
-      fs::remove_all(partial_, ignored);
+    if (status.is_ok()) return status;
+    const bool can_go_on =
+        status.code() == StatusCode::kCancelled || status.code() == StatusCode::kExhausted;
+    if (can_go_on && !whole_.empty()) {
+      return Status(status.code(),
+                    fmt::format("{} {} of {} shards are whole in {}: the same command goes on.",
+                                status.message(), whole_.size(), shards.size(), partial_.string()));
     }
+    std::error_code ignored;
+    fs::remove_all(partial_, ignored);
     return status;
   }
 
@@ -174,6 +187,10 @@ class Quantizer {
     }
     if (options_.format != Quantization::kW4Afp8 && options_.dense_fp8_block) {
       return Status::usage("--dense fp8_block goes with --format w4afp8.");
+    }
+    if (options_.format != Quantization::kW4Afp8 &&
+        options_.rounding != quant::Rounding::kNearest) {
+      return Status::usage("--rounding search goes with --format w4afp8.");
     }
     if (options_.format != Quantization::kW4Afp8 && !options_.expert_amax.empty()) {
       return Status::usage(
@@ -198,18 +215,55 @@ class Quantizer {
                     options_.format == Quantization::kFp8Block ? "" : ", or one in fp8_block"));
   }
 
-  // Clears away what an earlier run left behind when it was killed, but no folder of the user's.
-  Status open_partial() const {
+  // What a later run must find equal to go on: the options, and the source as far as its files'
+  // names, sizes and times tell.
+  void identify(const std::string& config, const std::vector<QuantizeShard>& shards) {
+    std::string all =
+        fmt::format("{} {} {} {}", static_cast<int>(options_.format), options_.dense_fp8_block,
+                    static_cast<int>(options_.rounding), fs::weakly_canonical(in_).string());
+    for (const auto& layer : options_.expert_amax) {
+      for (const auto& [first, second] : layer) all += fmt::format(" {:a} {:a}", first, second);
+      all += ";";
+    }
+    for (const QuantizeShard& shard : shards) {
+      std::error_code error;
+      const fs::path file = in_ / shard.file_name;
+      all += fmt::format(" {} {} {}", shard.file_name, fs::file_size(file, error),
+                         fs::last_write_time(file, error).time_since_epoch().count());
+    }
+    all += config;
+    const auto* bytes = reinterpret_cast<const std::byte*>(all.data());
+    identity_ = fmt::format("{:016x}", hash_bytes(bytes, static_cast<int64_t>(all.size())));
+  }
+
+  // Goes on with what an earlier run of the same command left, and clears away what another left
+  // when it was killed, but no folder of the user's.
+  Status open_partial() {
     std::error_code error;
     if (fs::exists(partial_, error)) {
       if (!fs::exists(partial_ / kMark, error)) {
         return Status::usage(fmt::format("{} is in the way; remove it.", partial_.string()));
       }
+      std::ifstream mark(partial_ / kMark);
+      std::string line;
+      if (std::getline(mark, line) && line == identity_) {
+        while (std::getline(mark, line)) whole_.insert(line);
+        return Status::ok();
+      }
       fs::remove_all(partial_, error);
     }
     fs::create_directories(partial_, error);
     if (error) return io_error("create", partial_, error);
-    return write_text(partial_ / kMark, "");
+    return write_text(partial_ / kMark, identity_ + "\n");
+  }
+
+  // The shard's file was synced and renamed before; a line that is lost costs that shard's time.
+  Status note_whole(const std::string& shard) {
+    std::ofstream mark(partial_ / kMark, std::ios::app);
+    mark << shard << std::endl;
+    if (!mark) return io_error("write", partial_ / kMark, last_error());
+    whole_.insert(shard);
+    return Status::ok();
   }
 
   Status write_all(const Checkpoint& source, const std::vector<QuantizeShard>& shards,
@@ -217,11 +271,19 @@ class Quantizer {
     RETURN_IF_ERROR(check_space(shards));
     Progress progress(fmt::format("quantize to {}", out_.string()), source.bytes() >> 20, "MiB",
                       options_.quiet);
-    Converter converter(std::max(1, options_.threads));
+    Converter converter(std::max(1, options_.threads), options_.rounding);
+    QuantizeReport report;
     for (const QuantizeShard& shard : shards) {
-      RETURN_IF_ERROR(write_shard(source, shard, converter, progress));
+      if (whole_.contains(shard.file_name)) {
+        for (const QuantizePiece& piece : shard.pieces) advance(piece, progress);
+      } else {
+        RETURN_IF_ERROR(write_shard(source, shard, converter, progress));
+        RETURN_IF_ERROR(note_whole(shard.file_name));
+      }
+      if (!options_.report.empty()) RETURN_IF_ERROR(measure(source, shard, converter, report));
     }
     progress.finish();
+    if (!options_.report.empty()) RETURN_IF_ERROR(write_report(report));
     if (fs::exists(in_ / "model.safetensors.index.json") &&
         !fs::exists(in_ / "model.safetensors")) {
       RETURN_IF_ERROR(write_index(shards));
@@ -261,7 +323,7 @@ class Quantizer {
     std::vector<const std::byte*> parts;
     for (const QuantizePiece& piece : shard.pieces) {
       if (options_.stop != nullptr && options_.stop->load(std::memory_order_relaxed)) {
-        return Status::cancelled("Quantizing was stopped; nothing was written.");
+        return Status::cancelled("Quantizing was stopped.");
       }
       RETURN_IF_ERROR(converter.convert(piece, parts));
       for (size_t i = 0; i < parts.size(); ++i) {
@@ -269,16 +331,44 @@ class Quantizer {
         RETURN_IF_ERROR(writer.write(parts[i], output.bytes()));
         hashes[output.name] = hash_bytes(parts[i], output.bytes());
       }
-      if (piece.kind != QuantizePiece::Kind::kValue) {
-        source.drop_pages(piece.source);
-        done_ += piece.source.bytes();
-        progress.add((done_ >> 20) - shown_);
-        shown_ = done_ >> 20;
-      }
+      if (piece.kind != QuantizePiece::Kind::kValue) source.drop_pages(piece.source);
+      advance(piece, progress);
     }
     RETURN_IF_ERROR(source.check());
     RETURN_IF_ERROR(writer.finish());
     return verify(path, shard, hashes);
+  }
+
+  void advance(const QuantizePiece& piece, Progress& progress) {
+    if (piece.kind == QuantizePiece::Kind::kValue) return;
+    done_ += piece.source.bytes();
+    progress.add((done_ >> 20) - shown_);
+    shown_ = done_ >> 20;
+  }
+
+  // From the files as they are, so also of shards that an earlier run made.
+  Status measure(const Checkpoint& source, const QuantizeShard& shard, Converter& converter,
+                 QuantizeReport& report) const {
+    ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> written,
+                     Checkpoint::open_file((partial_ / shard.file_name).string()));
+    for (const QuantizePiece& piece : shard.pieces) {
+      if (piece.kind != QuantizePiece::Kind::kQuantise) continue;
+      const Tensor* codes = written->find(piece.outputs[0].name);
+      const Tensor* scales = written->find(piece.outputs[1].name);
+      if (codes == nullptr || scales == nullptr) {
+        return Status::internal(fmt::format("{} is not in its shard.", piece.outputs[0].name));
+      }
+      report.add(piece.outputs[0].name, converter.matrix(piece), piece.to, *codes, *scales);
+      source.drop_pages(piece.source);
+      written->drop_pages(*codes);
+    }
+    return written->check();
+  }
+
+  Status write_report(const QuantizeReport& report) const {
+    RETURN_IF_ERROR(write_text(options_.report, report.json()));
+    fmt::print("{}\n", report.summary());
+    return Status::ok();
   }
 
   static Status verify(const std::string& path, const QuantizeShard& shard,
@@ -362,6 +452,8 @@ class Quantizer {
   const fs::path in_;
   fs::path out_;
   fs::path partial_;
+  std::string identity_;         // of source and options, in the mark
+  std::set<std::string> whole_;  // shards that are written and verified
   int64_t done_ = 0;
   int64_t shown_ = 0;
 };

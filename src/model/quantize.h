@@ -7,6 +7,7 @@
 
 #include "base/status.h"
 #include "model/weights.h"
+#include "quant/matrix_ops.h"
 
 namespace sortie::model {
 
@@ -22,6 +23,8 @@ struct QuantizeOptions {
   // expert, [layer][expert]. An expert that saw no token (0) gets its layer's largest; a layer that
   // is not there gets no input_scale, hence dynamic activations.
   std::vector<std::vector<std::array<float, 2>>> expert_amax;
+  quant::Rounding rounding = quant::Rounding::kNearest;  // kSearch: w4afp8
+  std::string report;  // file for the distortion of each quantised matrix (JSON), or ""
   int threads = 1;
   bool quiet = false;                       // no progress bar
   const std::atomic<bool>* stop = nullptr;  // set from elsewhere: ends with kCancelled
@@ -30,7 +33,9 @@ struct QuantizeOptions {
 // Writes the quantised checkpoint, by the same rule as loading with --quantization (quant_rules.h):
 // the source's shards, tensor by tensor, config.json and what marks the format, and the folder's
 // other files (tokenizer …). Everything is written to OUT.partial, read back and compared, and only
-// then named OUT; on any error nothing is left. docs/formats.md lists names, types and shapes.
+// then named OUT. Stopped, killed or out of disk with whole shards done, it keeps OUT.partial, and
+// the same command goes on behind them; after any other error nothing is left. docs/formats.md
+// lists names, types and shapes.
 Status quantize_checkpoint(const QuantizeOptions& options);
 
 }  // namespace sortie::model

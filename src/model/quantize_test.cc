@@ -3,15 +3,19 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
+#include <thread>
 
 #include "base/scalar.h"
 #include "model/config.h"
@@ -87,6 +91,35 @@ class QuantizeTest : public ::testing::Test {
     fs::copy(kFormats + "bf16", to, fs::copy_options::recursive);
     options_.in = to.string();
     return to.string();
+  }
+  // models/mini in so many shards.
+  void shard_mini(int shards) {
+    const std::string mini = std::string(SORTIE_SOURCE_DIR) + "/models/mini";
+    const fs::path in = root_ / "in";
+    fs::create_directories(in / "folder");
+    const auto source = open(mini);
+    nlohmann::json index;
+    for (int shard = 0; shard < shards; ++shard) {
+      const std::string file = fmt::format("model-0000{}-of-0000{}.safetensors", shard + 1, shards);
+      SafetensorsWriter writer;
+      std::vector<const Tensor*> tensors;
+      size_t i = 0;
+      for (const auto& [name, entry] : source->tensors()) {
+        if (static_cast<int>(i++ * static_cast<size_t>(shards) / source->tensors().size()) != shard)
+          continue;
+        writer.declare(name, entry.tensor.dtype, shape_of(entry.tensor));
+        tensors.push_back(&entry.tensor);
+        index["weight_map"][name] = file;
+      }
+      ASSERT_TRUE(writer.open((in / file).string()).is_ok());
+      for (const Tensor* t : tensors) ASSERT_TRUE(writer.write(t->data, t->bytes()).is_ok());
+      ASSERT_TRUE(writer.finish().is_ok());
+    }
+    write_file(in / "model.safetensors.index.json", index.dump());
+    for (const char* name : {"config.json", "tokenizer.json", "generation_config.json"}) {
+      fs::copy_file(fs::path(mini) / name, in / name);
+    }
+    options_.in = in.string();
   }
   // Nothing under the final or the temporary name.
   void expect_nothing_left() {
@@ -269,30 +302,10 @@ TEST_F(QuantizeTest, APowerOfTwoSourceKeepsSayingSo) {
 // Two shards, cut between an expert's scale and its neighbours; an MTP layer; a tokenizer.
 TEST_F(QuantizeTest, ShardsMtpAndOtherFiles) {
   const std::string mini = std::string(SORTIE_SOURCE_DIR) + "/models/mini";
-  const fs::path in = root_ / "in";
-  fs::create_directories(in / "folder");
+  shard_mini(2);
   const auto source = open(mini);
-  nlohmann::json index;
-  for (int shard = 0; shard < 2; ++shard) {
-    const std::string file = fmt::format("model-0000{}-of-00002.safetensors", shard + 1);
-    SafetensorsWriter writer;
-    std::vector<const Tensor*> tensors;
-    size_t i = 0;
-    for (const auto& [name, entry] : source->tensors()) {
-      if (static_cast<int>(i++ * 2 / source->tensors().size()) != shard) continue;
-      writer.declare(name, entry.tensor.dtype, shape_of(entry.tensor));
-      tensors.push_back(&entry.tensor);
-      index["weight_map"][name] = file;
-    }
-    ASSERT_TRUE(writer.open((in / file).string()).is_ok());
-    for (const Tensor* t : tensors) ASSERT_TRUE(writer.write(t->data, t->bytes()).is_ok());
-    ASSERT_TRUE(writer.finish().is_ok());
-  }
-  write_file(in / "model.safetensors.index.json", index.dump());
-  for (const char* name : {"config.json", "tokenizer.json", "generation_config.json"}) {
-    fs::copy_file(fs::path(mini) / name, in / name);
-  }
-  options_.in = in.string();
+  const auto index =
+      nlohmann::json::parse(read_file(fs::path(options_.in) / "model.safetensors.index.json"));
   ASSERT_TRUE(quantize(Quantization::kW4Afp8).is_ok());
 
   const auto written = open(out());
@@ -435,6 +448,104 @@ TEST_F(QuantizeTest, StoppingLeavesNothing) {
   options_.stop = &stop;
   EXPECT_EQ(quantize(Quantization::kFp8Block).code(), StatusCode::kCancelled);
   expect_nothing_left();
+}
+
+std::map<std::string, std::string> files_of(const fs::path& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& file : fs::directory_iterator(folder)) {
+    files[file.path().filename().string()] = read_file(file.path());
+  }
+  return files;
+}
+
+// SIGKILL in the middle; the same command then makes what is missing, and no whole shard again.
+TEST_F(QuantizeTest, AKilledRunGoesOnBehindItsWholeShards) {
+  shard_mini(4);
+  const std::string there = options_.out;
+  options_.out = (root_ / "undisturbed").string();
+  ASSERT_TRUE(quantize(Quantization::kW4Afp8).is_ok());
+  options_.out = there;
+  const fs::path partial = there + ".partial";
+  const fs::path first = partial / "model-00001-of-00004.safetensors";
+  const fs::path second = partial / "model-00002-of-00004.safetensors";
+  const pid_t child = fork();
+  if (child == 0) _exit(quantize(Quantization::kW4Afp8).is_ok() ? 0 : 1);
+  while (!fs::exists(second) && waitpid(child, nullptr, WNOHANG) == 0) usleep(200);
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  ASSERT_TRUE(fs::exists(first)) << "the run ended before it was killed";
+  const auto written = fs::last_write_time(first);
+  struct stat before {};
+  ASSERT_EQ(stat(first.c_str(), &before), 0);
+  ASSERT_TRUE(quantize(Quantization::kW4Afp8).is_ok());
+  struct stat after {};
+  ASSERT_EQ(stat(path("model-00001-of-00004.safetensors").c_str(), &after), 0);
+  EXPECT_EQ(after.st_ino, before.st_ino);
+  EXPECT_EQ(fs::last_write_time(path("model-00001-of-00004.safetensors")), written);
+  EXPECT_TRUE(files_of(out()) == files_of(root_ / "undisturbed"));
+  EXPECT_FALSE(fs::exists(partial));
+}
+
+// What another command left is not mixed with this one's.
+TEST_F(QuantizeTest, LeftoversOfOtherOptionsAreMadeAgain) {
+  shard_mini(2);
+  ASSERT_TRUE(quantize(Quantization::kW4Afp8).is_ok());
+  const auto expected = files_of(out());
+  fs::remove_all(out());
+  const fs::path partial = out() + ".partial";
+  fs::create_directories(partial);
+  write_file(partial / "model-00001-of-00002.safetensors", "of another kind");
+  write_file(partial / ".sortie-quantize-unfinished",
+             "0123456789abcdef\nmodel-00001-of-00002.safetensors\n");
+  ASSERT_TRUE(quantize(Quantization::kW4Afp8).is_ok());
+  EXPECT_TRUE(files_of(out()) == expected);
+}
+
+TEST_F(QuantizeTest, AStoppedRunKeepsWholeShards) {
+  shard_mini(4);
+  ASSERT_TRUE(quantize(Quantization::kW8A8Int8).is_ok());
+  const auto expected = files_of(out());
+  fs::remove_all(out());
+  std::atomic<bool> stop{false};
+  std::atomic<bool> ended{false};
+  options_.stop = &stop;
+  std::thread stopper([&] {
+    while (!fs::exists(out() + ".partial/model-00001-of-00004.safetensors") && !ended) usleep(100);
+    stop = true;
+  });
+  const Status status = quantize(Quantization::kW8A8Int8);
+  ended = true;
+  stopper.join();
+  ASSERT_EQ(status.code(), StatusCode::kCancelled) << status.message();
+  EXPECT_NE(status.message().find("of 4 shards are whole"), std::string::npos) << status.message();
+  EXPECT_FALSE(fs::exists(out()));
+  options_.stop = nullptr;
+  EXPECT_TRUE(quantize(Quantization::kW8A8Int8).is_ok());
+  EXPECT_TRUE(files_of(out()) == expected);
+}
+
+// By group, the searched scale leaves no more error than the nearest one; all in all clearly less.
+TEST_F(QuantizeTest, SearchedScalesLowerTheReportedDistortion) {
+  options_.in = std::string(SORTIE_SOURCE_DIR) + "/models/mini";
+  options_.report = (root_ / "report.json").string();
+  ASSERT_TRUE(quantize(Quantization::kW4Afp8).is_ok());
+  const auto nearest = nlohmann::json::parse(read_file(options_.report));
+  fs::remove_all(out());
+  options_.rounding = quant::Rounding::kSearch;
+  ASSERT_TRUE(quantize(Quantization::kW4Afp8).is_ok());
+  const auto searched = nlohmann::json::parse(read_file(options_.report));
+  ASSERT_EQ(searched["matrices"].size(), nearest["matrices"].size());
+  ASSERT_GT(nearest["matrices"].size(), 0u);
+  for (size_t i = 0; i < nearest["matrices"].size(); ++i) {
+    EXPECT_LT(searched["matrices"][i]["relative_squared_error"].get<double>(),
+              nearest["matrices"][i]["relative_squared_error"].get<double>());
+  }
+  const double before = nearest["all"]["relative_squared_error"].get<double>();
+  const double after = searched["all"]["relative_squared_error"].get<double>();
+  RecordProperty("ratio", std::to_string(after / before));
+  EXPECT_LT(after, 0.95 * before);
+  EXPECT_GT(after, 0.3 * before);
+  EXPECT_NEAR(before, 0.01, 0.01);  // 4 bits: about a hundredth of the energy
 }
 
 TEST_F(QuantizeTest, LinksOutOfTheFolderAreNotFollowed) {

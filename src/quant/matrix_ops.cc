@@ -39,14 +39,15 @@ namespace {
 
 // `rows` rows, of which `codes` and `scales` hold the first, with the scales as stored.
 void quantise_band(const float* w, int64_t rows, int64_t k, Format format, std::byte* codes,
-                   void* scales) {
+                   void* scales, Rounding rounding = Rounding::kNearest) {
   auto* bytes = reinterpret_cast<uint8_t*>(codes);
   switch (format) {
     case Format::kFp8Block:
       fp8_block::quantise(w, rows, k, bytes, static_cast<float*>(scales));
       return;
     case Format::kW4Afp8:
-      w4afp8::quantise(w, rows, k, bytes, static_cast<float*>(scales));
+      (rounding == Rounding::kSearch ? w4afp8::quantise_by_search : w4afp8::quantise)(
+          w, rows, k, bytes, static_cast<float*>(scales));
       return;
     case Format::kW8A8Int8:
       w8a8_int8::quantise(w, rows, k, reinterpret_cast<int8_t*>(codes), static_cast<bf16*>(scales));
@@ -77,11 +78,11 @@ void for_each_band(const Matrix& source, int64_t begin, int64_t end, F&& fn) {
 }  // namespace
 
 void quantise_rows_as_stored(const Matrix& source, int64_t begin, int64_t end, Format format,
-                             std::byte* codes, void* scales) {
+                             std::byte* codes, void* scales, Rounding rounding) {
   const int64_t k = source.k;
   for_each_band(source, begin, end, [&](int64_t first, int64_t rows, const float* w) {
     quantise_band(w, rows, k, format, codes + code_bytes(format, first, k),
-                  static_cast<std::byte*>(scales) + stored_scale_bytes(format, first, k));
+                  static_cast<std::byte*>(scales) + stored_scale_bytes(format, first, k), rounding);
   });
 }
 

@@ -26,9 +26,16 @@ void dequantise_row(const Matrix& w, int64_t row, float* out);
 void quantise_rows(const Matrix& source, int64_t begin, int64_t end, Format format,
                    std::byte* codes, void* scales);
 
+// How int4 scales are chosen; the other formats have but one way.
+enum class Rounding : uint8_t {
+  kNearest,  // amax / 7: the rule of docs/numerics.md
+  kSearch,   // the scale of least squared error
+};
+
 // The same with the scales as files have them: int4 fp32 [n, ceil(k/128)], int8 bf16 [n, 1].
 void quantise_rows_as_stored(const Matrix& source, int64_t begin, int64_t end, Format format,
-                             std::byte* codes, void* scales);
+                             std::byte* codes, void* scales,
+                             Rounding rounding = Rounding::kNearest);
 constexpr int64_t stored_scale_bytes(Format format, int64_t n, int64_t k) {
   const int64_t in_memory = scale_bytes(format, n, k);
   if (format == Format::kW4Afp8) return in_memory * 2;

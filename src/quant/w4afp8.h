@@ -34,6 +34,10 @@ inline int code_at(const uint8_t* row, int64_t column) {
 // w [n, k] -> codes [n, ceil(k/2)], scales [n, ceil(k/128)] as a file has them.
 void quantise(const float* w, int64_t n, int64_t k, uint8_t* codes, float* scales);
 
+// The same with the scale of each group that leaves the least squared error, among bf16 values from
+// amax / 7 down to 0.6 of it; the largest of equal ones.
+void quantise_by_search(const float* w, int64_t n, int64_t k, uint8_t* codes, float* scales);
+
 // One row: `codes` [ceil(k/2)] and `scales` [ceil(k/128)] are the row's, as in memory.
 void dequantise_row(const uint8_t* codes, const bf16* scales, int64_t k, float* out);
 
