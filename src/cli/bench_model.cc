@@ -207,8 +207,9 @@ double prefill_operations(const Bench& bench, int tokens) {
   const model::Config& c = bench.config();
   const int64_t linears = bench.plan().active_parameters - c.vocab_size * c.hidden_size;
   const int64_t pair = c.num_attention_heads * (c.qk_head_dim() + c.v_head_dim);
+  const double keys = (static_cast<double>(tokens) + 1) / 2;  // of a row, on average
   return 2.0 * static_cast<double>(tokens) *
-         static_cast<double>(linears + c.num_hidden_layers * pair * (tokens + 1) / 2);
+         (static_cast<double>(linears) + static_cast<double>(c.num_hidden_layers * pair) * keys);
 }
 
 Status report_prefill(Bench& bench, const BenchModelOptions& o) {

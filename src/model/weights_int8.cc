@@ -162,7 +162,7 @@ void WeightsLoader::read_int8(const MatrixSpec& spec, const Int8Tensors& t, Matr
   if (!t.complete() || !is_wanted(spec)) return;
   count(spec, spec.kind == LinearKind::kKvB || !packs(out), out);
   jobs_.push_back({t.weight->data, t.weight->bytes(), [=, this, &out] {
-                     const Status s = read_int8_tensors(spec, t, out);
+                     Status s = read_int8_tensors(spec, t, out);
                      if (s.is_ok() || s.code() != StatusCode::kInvalid) return s;
                      return Status::invalid(fmt::format("{}.{}.", spec.module, s.message()));
                    }});
