@@ -1,6 +1,9 @@
 #include "model/quantize.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -29,7 +32,8 @@ using quant::Format;
 
 constexpr int64_t kMaxConfigBytes = 16 << 20;
 // In OUT.partial from its first to its last moment: what a later run may clear away or go on with.
-// Its first line says what is being made of what, each other line names a shard that is whole.
+// Its first line says what is being made of what, each other line names a shard that is whole, and
+// the hash of what it holds. A run holds a lock on it.
 constexpr const char* kMark = ".sortie-quantize-unfinished";
 
 // What was written and what is read back are compared by this. Not against an adversary: 64 bits,
@@ -48,8 +52,8 @@ uint64_t hash_bytes(const std::byte* data, int64_t n) {
 Status io_error(const char* what, const fs::path& path, const std::error_code& error) {
   const std::string message =
       fmt::format("Cannot {} {}: {}.", what, path.string(), error.message());
-  return error == std::errc::no_space_on_device ? Status::exhausted(message)
-                                                : Status::invalid(message);
+  const bool full = error.value() == ENOSPC || error.value() == EDQUOT || error.value() == EFBIG;
+  return full ? Status::exhausted(message) : Status::invalid(message);
 }
 
 std::error_code last_error() { return {errno, std::generic_category()}; }
@@ -152,6 +156,11 @@ class Quantizer {
     if (!out_.has_filename()) out_ = out_.parent_path();  // "out/"
     partial_ = out_.string() + ".partial";
   }
+  ~Quantizer() {
+    if (lock_ >= 0) ::close(lock_);
+  }
+  Quantizer(const Quantizer&) = delete;
+  Quantizer& operator=(const Quantizer&) = delete;
 
   Status run() {
     RETURN_IF_ERROR(check_options());
@@ -164,6 +173,9 @@ class Quantizer {
     ASSIGN_OR_RETURN(const std::string config_json,
                      quantised_config_json(text, *source, config, options_));
     identify(text, shards);
+    if (!options_.report.empty() && !std::ofstream(options_.report, std::ios::app)) {
+      return io_error("write", options_.report, last_error());
+    }
     RETURN_IF_ERROR(open_partial());
     Status status = write_all(*source, shards, config_json);
     if (status.is_ok()) status = publish();
@@ -241,26 +253,63 @@ class Quantizer {
   Status open_partial() {
     std::error_code error;
     if (fs::exists(partial_, error)) {
-      if (!fs::exists(partial_ / kMark, error)) {
+      if (!fs::exists(partial_ / kMark, error) && !fs::is_empty(partial_, error)) {
         return Status::usage(fmt::format("{} is in the way; remove it.", partial_.string()));
       }
+      RETURN_IF_ERROR(lock_mark());
       std::ifstream mark(partial_ / kMark);
       std::string line;
       if (std::getline(mark, line) && line == identity_) {
-        while (std::getline(mark, line)) whole_.insert(line);
+        while (std::getline(mark, line)) take_if_whole(line);
         return Status::ok();
       }
-      fs::remove_all(partial_, error);
+      for (const fs::directory_entry& left : fs::directory_iterator(partial_, error)) {
+        if (left.path().filename() != kMark) fs::remove_all(left.path(), error);
+      }
     }
     fs::create_directories(partial_, error);
     if (error) return io_error("create", partial_, error);
+    RETURN_IF_ERROR(lock_mark());
     return write_text(partial_ / kMark, identity_ + "\n");
   }
 
+  // Two runs that write to the same folder would take each other's files for their own.
+  Status lock_mark() {
+    if (lock_ >= 0) return Status::ok();
+    const std::string path = (partial_ / kMark).string();
+    lock_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (lock_ < 0) return io_error("open", path, last_error());
+    if (::flock(lock_, LOCK_EX | LOCK_NB) == 0) return Status::ok();
+    return Status::usage(fmt::format("Another run is writing {}.", partial_.string()));
+  }
+
+  // A line "name hash" of the mark counts if the file still holds that.
+  void take_if_whole(const std::string& line) {
+    const size_t space = line.rfind(' ');
+    if (space == std::string::npos) return;
+    const std::string name = line.substr(0, space);
+    const auto written = Checkpoint::open_file((partial_ / name).string());
+    if (!written.is_ok()) return;
+    std::map<std::string, uint64_t> hashes;
+    for (const auto& [tensor, entry] : (*written)->tensors()) {
+      hashes[tensor] = hash_bytes(entry.tensor.data, entry.tensor.bytes());
+      (*written)->drop_pages(entry.tensor);
+    }
+    if ((*written)->check().is_ok() && line == mark_line(name, hashes)) whole_.insert(name);
+  }
+
+  static std::string mark_line(const std::string& shard,
+                               const std::map<std::string, uint64_t>& hashes) {
+    std::string all;
+    for (const auto& [name, hash] : hashes) all += fmt::format("{} {:x};", name, hash);
+    const auto* bytes = reinterpret_cast<const std::byte*>(all.data());
+    return fmt::format("{} {:016x}", shard, hash_bytes(bytes, static_cast<int64_t>(all.size())));
+  }
+
   // The shard's file was synced and renamed before; a line that is lost costs that shard's time.
-  Status note_whole(const std::string& shard) {
+  Status note_whole(const std::string& shard, const std::map<std::string, uint64_t>& hashes) {
     std::ofstream mark(partial_ / kMark, std::ios::app);
-    mark << shard << std::endl;
+    mark << mark_line(shard, hashes) << std::endl;
     if (!mark) return io_error("write", partial_ / kMark, last_error());
     whole_.insert(shard);
     return Status::ok();
@@ -278,7 +327,6 @@ class Quantizer {
         for (const QuantizePiece& piece : shard.pieces) advance(piece, progress);
       } else {
         RETURN_IF_ERROR(write_shard(source, shard, converter, progress));
-        RETURN_IF_ERROR(note_whole(shard.file_name));
       }
       if (!options_.report.empty()) RETURN_IF_ERROR(measure(source, shard, converter, report));
     }
@@ -336,7 +384,8 @@ class Quantizer {
     }
     RETURN_IF_ERROR(source.check());
     RETURN_IF_ERROR(writer.finish());
-    return verify(path, shard, hashes);
+    RETURN_IF_ERROR(verify(path, shard, hashes));
+    return note_whole(shard.file_name, hashes);
   }
 
   void advance(const QuantizePiece& piece, Progress& progress) {
@@ -417,7 +466,8 @@ class Quantizer {
         return Status::invalid(
             fmt::format("{} is a link that leaves the model folder.", file.path().string()));
       }
-      fs::copy_file(file.path(), partial_ / name, error);
+      // A run that was killed may have left a piece of it.
+      fs::copy_file(file.path(), partial_ / name, fs::copy_options::overwrite_existing, error);
       if (error) return io_error("copy", file.path(), error);
     }
     return Status::ok();
@@ -442,9 +492,9 @@ class Quantizer {
 
   Status publish() const {
     std::error_code error;
-    fs::remove(partial_ / kMark, error);
     fs::rename(partial_, out_, error);  // over an empty folder, if there is one
     if (error) return io_error("rename to", out_, error);
+    fs::remove(out_ / kMark, error);
     return Status::ok();
   }
 
@@ -454,6 +504,7 @@ class Quantizer {
   fs::path partial_;
   std::string identity_;         // of source and options, in the mark
   std::set<std::string> whole_;  // shards that are written and verified
+  int lock_ = -1;
   int64_t done_ = 0;
   int64_t shown_ = 0;
 };

@@ -486,6 +486,60 @@ TEST_F(QuantizeTest, AKilledRunGoesOnBehindItsWholeShards) {
   EXPECT_FALSE(fs::exists(partial));
 }
 
+// A run that ended while it copied the other files leaves a piece of one.
+TEST_F(QuantizeTest, HalfCopiedFilesAreCopiedAgain) {
+  shard_mini(2);
+  ASSERT_TRUE(quantize(Quantization::kW4Afp8).is_ok());
+  const auto expected = files_of(out());
+  fs::remove_all(out());
+  std::atomic<bool> stop{false};
+  std::atomic<bool> ended{false};
+  options_.stop = &stop;
+  std::thread stopper([&] {
+    while (!fs::exists(out() + ".partial/model-00001-of-00002.safetensors") && !ended) usleep(100);
+    stop = true;
+  });
+  ASSERT_EQ(quantize(Quantization::kW4Afp8).code(), StatusCode::kCancelled);
+  ended = true;
+  stopper.join();
+  options_.stop = nullptr;
+  write_file(out() + ".partial/tokenizer.json", "half");
+  ASSERT_TRUE(quantize(Quantization::kW4Afp8).is_ok());
+  EXPECT_TRUE(files_of(out()) == expected);
+}
+
+// A whole shard that was damaged since is made again.
+TEST_F(QuantizeTest, DamagedShardsAreMadeAgain) {
+  shard_mini(2);
+  ASSERT_TRUE(quantize(Quantization::kW4Afp8).is_ok());
+  const auto expected = files_of(out());
+  fs::remove_all(out());
+  std::atomic<bool> stop{false};
+  std::atomic<bool> ended{false};
+  options_.stop = &stop;
+  const std::string shard = out() + ".partial/model-00001-of-00002.safetensors";
+  std::thread stopper([&] {
+    while (!fs::exists(shard) && !ended) usleep(100);
+    stop = true;
+  });
+  ASSERT_EQ(quantize(Quantization::kW4Afp8).code(), StatusCode::kCancelled);
+  ended = true;
+  stopper.join();
+  options_.stop = nullptr;
+  std::string bytes = read_file(shard);
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  write_file(shard, bytes);
+  ASSERT_TRUE(quantize(Quantization::kW4Afp8).is_ok());
+  EXPECT_TRUE(files_of(out()) == expected);
+}
+
+TEST_F(QuantizeTest, AReportThatCannotBeWrittenIsRefusedFirst) {
+  options_.report = (root_ / "nowhere/report.json").string();
+  const Status status = quantize(Quantization::kFp8Block);
+  EXPECT_NE(status.message().find("nowhere/report.json"), std::string::npos) << status.message();
+  expect_nothing_left();
+}
+
 // What another command left is not mixed with this one's.
 TEST_F(QuantizeTest, LeftoversOfOtherOptionsAreMadeAgain) {
   shard_mini(2);

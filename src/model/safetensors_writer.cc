@@ -48,8 +48,9 @@ Status SafetensorsWriter::open(const std::string& path) {
 Status SafetensorsWriter::failed(const char* what) {
   const int error = errno;
   std::string message = fmt::format("Cannot {} {}: {}.", what, temporary_, std::strerror(error));
-  return error == ENOSPC || error == EDQUOT ? Status::exhausted(std::move(message))
-                                            : Status::invalid(std::move(message));
+  return error == ENOSPC || error == EDQUOT || error == EFBIG
+             ? Status::exhausted(std::move(message))
+             : Status::invalid(std::move(message));
 }
 
 Status SafetensorsWriter::write_all(const void* data, int64_t bytes) {
