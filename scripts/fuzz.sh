@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # fuzz.sh SECONDS: builds the libFuzzer targets with clang 14 and runs each for that long.
-# fuzz.sh SECONDS INPUTS: all together run that many inputs, in as many processes as there are cores,
-# for SECONDS at most; a target that is done with its share leaves its time to the others.
+# fuzz.sh SECONDS INPUTS: all together run that many inputs, each target the same share for SECONDS at
+# most, in as many processes as there are cores.
 source "$(dirname "$0")/phases.sh"
 begin fuzz
 seconds=${1:-60}
@@ -28,7 +28,6 @@ if [ "$inputs" -eq 0 ]; then
   exit
 fi
 
-# One share a target; then what is missing goes to the targets that had not used their time, in turn.
 export -f fuzz_one
 count=$(echo "$targets" | wc -w)
 share=$(((inputs + count - 1) / count))
