@@ -311,7 +311,9 @@ void Control::write_to(int peer) {
     }
     broken = broken || l.out_queued > kMostQueued;
   }
-  if (broken) bury(peer);
+  if (!broken) return;
+  read_from(peer);  // what it said before it left
+  bury(peer);
 }
 
 void Control::read_from(int peer) {

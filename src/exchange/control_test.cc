@@ -2,11 +2,15 @@
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "exchange/frames.h"
 
 namespace sortie::exchange {
 namespace {
@@ -65,6 +69,27 @@ TEST(Control, AllGatherOfBlobs) {
     });
   }
   for (auto& t : threads) t.join();
+}
+
+// A rank that says its last word and leaves, while rank 0 has something to say to it: writing fails
+// before the word was read.
+TEST(Control, LastWordsBeforeAClosedSocketAreRead) {
+  for (int round = 0; round < 20; ++round) {
+    int pair[2];
+    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    const Bytes frame = make_frame(7, bytes("last word"));
+    ASSERT_EQ(send(pair[1], frame.data(), frame.size(), 0), static_cast<ssize_t>(frame.size()));
+    close(pair[1]);
+    std::vector<UniqueFd> links(2);
+    links[1] = UniqueFd(pair[0]);
+    Control control(0, 2, std::move(links));
+    std::atomic<bool> heard{false};
+    control.on_frame([&](int from, uint32_t type, const Bytes& payload) {
+      heard = from == 1 && type == 7 && text(payload) == "last word";
+    });
+    ASSERT_TRUE(soon([&] { return control.dead(1); }));
+    EXPECT_TRUE(soon([&] { return heard.load(); }));
+  }
 }
 
 TEST(Control, RanksThatNeverComeAreNamed) {
