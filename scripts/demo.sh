@@ -55,7 +55,10 @@ echo "4. A rank is killed in the middle of an answer (ranks are processes here).
 $sortie run $model --quiet --moe-a2a-backend ucx --ep-size 2 --ignore-eos --max-new-tokens 1900 \
   -p "$question" > out/demo-killed.txt 2> out/demo-killed.err < /dev/null &
 front=$!
-sleep 3
+for _ in $(seq 300); do  # until it streams
+  [ -s out/demo-killed.txt ] && break
+  sleep 0.1
+done
 for stat in /proc/[0-9]*/stat; do
   read -r pid _ _ parent _ < "$stat" 2> /dev/null || continue
   [ "$parent" = "$front" ] && kill -9 "$pid"
