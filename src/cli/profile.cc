@@ -7,6 +7,7 @@
 #include <cstring>
 #include <fstream>
 #include <type_traits>
+#include <utility>
 
 #include "base/log.h"
 
@@ -73,6 +74,28 @@ RankTimeline decode_timeline(int rank, std::span<const std::byte> message) {
   if (!rest.empty()) std::memcpy(t.events.data(), rest.data(), rest.size());
   std::erase_if(t.events, [](const Event& e) { return e.part > StepTimes::kParts; });
   return t;
+}
+
+void TimelineInbox::put(RankTimeline timeline) {
+  const std::lock_guard lock(mutex_);
+  there_.try_emplace(timeline.rank, std::move(timeline));
+  changed_.notify_all();
+}
+
+std::vector<RankTimeline> TimelineInbox::take(int begin, int end,
+                                              const std::function<bool(int)>& gone, Duration most) {
+  constexpr auto kLook = std::chrono::milliseconds(100);  // a death does not notify
+  const Deadline deadline{most};
+  std::unique_lock lock(mutex_);
+  for (int rank = begin; rank < end; ++rank) {
+    while (!there_.contains(rank) && !gone(rank) && !deadline.passed()) {
+      changed_.wait_for(lock, kLook);
+    }
+  }
+  std::vector<RankTimeline> timelines;
+  for (auto& [rank, timeline] : there_) timelines.push_back(std::move(timeline));
+  there_.clear();
+  return timelines;
 }
 
 int64_t now_ns() {

@@ -1,10 +1,15 @@
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "model/step_times.h"
 
@@ -24,6 +29,22 @@ RankTimeline timeline_of(int rank, const model::Timeline& timeline, int64_t to_f
 std::vector<std::byte> encode_timeline(const RankTimeline& timeline);
 // A message that encode_timeline cannot have made gives a timeline without events.
 RankTimeline decode_timeline(int rank, std::span<const std::byte> message);
+
+// Where the timelines of other processes' ranks come in.
+class TimelineInbox {
+ public:
+  void put(RankTimeline timeline);  // a rank's first counts
+  // Waits until of each rank in [begin, end) there is a timeline or `gone` says that none is to
+  // come, for `most` at most; returns what is there, by rank. `gone` may be true of a rank only
+  // after its timeline was put, if it sent one.
+  std::vector<RankTimeline> take(int begin, int end, const std::function<bool(int)>& gone,
+                                 Duration most);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<int, RankTimeline> there_;
+};
 
 int64_t now_ns();  // of Clock
 

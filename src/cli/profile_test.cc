@@ -5,6 +5,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "cli/process_test_util.h"
 
@@ -52,6 +53,40 @@ TEST(Timeline, MessagesThatLieHoldNothing) {
   EXPECT_TRUE(decode_timeline(0, {}).events.empty());
   const std::vector<std::byte> junk(16 + sizeof(model::Timeline::Event), std::byte{0xff});
   EXPECT_TRUE(decode_timeline(0, junk).events.empty());
+}
+
+std::vector<int> ranks_of(const std::vector<RankTimeline>& timelines) {
+  std::vector<int> ranks;
+  for (const RankTimeline& t : timelines) ranks.push_back(t.rank);
+  return ranks;
+}
+
+// A rank that sent its timeline and closed is one rank, not two.
+TEST(TimelineInbox, WaitsForTheLastAlthoughTheFirstHaveClosed) {
+  TimelineInbox inbox;
+  inbox.put({.rank = 2});
+  inbox.put({.rank = 1});
+  std::thread last([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    inbox.put({.rank = 3});
+  });
+  const auto closed = [](int rank) { return rank < 3; };
+  EXPECT_EQ(ranks_of(inbox.take(1, 4, closed, seconds(60))), (std::vector<int>{1, 2, 3}));
+  last.join();
+}
+
+TEST(TimelineInbox, WaitsForNobodyWhoIsGoneNorForever) {
+  TimelineInbox inbox;
+  inbox.put({.rank = 2, .dropped = 7});
+  inbox.put({.rank = 2});
+  const auto only = inbox.take(
+      1, 3, [](int rank) { return rank == 1; }, seconds(3600));
+  ASSERT_EQ(ranks_of(only), std::vector<int>{2});
+  EXPECT_EQ(only[0].dropped, 7);
+  EXPECT_TRUE(inbox
+                  .take(
+                      1, 3, [](int) { return false; }, seconds(0.01))
+                  .empty());
 }
 
 struct Span {
@@ -108,17 +143,32 @@ std::map<std::pair<int64_t, int64_t>, Span> all_of(const std::vector<Span>& span
   return found;
 }
 
+std::vector<std::string> run_of(int ranks, const std::string& backend) {
+  return {"run",
+          kMini,
+          "-p",
+          "Tom has 3 apples.",
+          "--quiet",
+          "--ep-size",
+          std::to_string(ranks),
+          "--moe-a2a-backend",
+          backend,
+          "--threads",
+          "1",
+          "--max-new-tokens",
+          "6"};
+}
+
+std::vector<std::string> with_profile(std::vector<std::string> run, const std::string& file) {
+  run.insert(run.end(), {"--profile", file});
+  return run;
+}
+
 void expect_timeline(const std::string& backend) {
   const TemporaryFolder folder;
   const std::string file = folder / "trace.json";
-  const std::vector<std::string> run = {"run",     kMini,       "-p", "Tom has 3 apples.",
-                                        "--quiet", "--ep-size", "2",  "--moe-a2a-backend",
-                                        backend,   "--threads", "1",  "--max-new-tokens",
-                                        "6"};
-  std::vector<std::string> profiled = run;
-  profiled.insert(profiled.end(), {"--profile", file});
-  const Finished plain = run_sortie(run);
-  const Finished finished = run_sortie(profiled);
+  const Finished plain = run_sortie(run_of(2, backend));
+  const Finished finished = run_sortie(with_profile(run_of(2, backend), file));
   ASSERT_EQ(finished.code, 0) << finished.err;
   EXPECT_EQ(finished.out, plain.out);
   const auto ranks = read_trace(file);
@@ -146,6 +196,17 @@ void expect_timeline(const std::string& backend) {
 TEST(Profile, RanksThatAreThreadsOnOneClock) { expect_timeline("local"); }
 #if SORTIE_HAS_UCX
 TEST(Profile, RanksThatAreProcessesOnOneClock) { expect_timeline("ucx"); }
+
+// They leave one after the other, so that some have closed while others' timelines are still to
+// come.
+TEST(Profile, NoProcessIsMissing) {
+  const TemporaryFolder folder;
+  const std::string file = folder / "trace.json";
+  const Finished finished = run_sortie(with_profile(run_of(4, "ucx"), file));
+  ASSERT_EQ(finished.code, 0) << finished.err;
+  const auto ranks = read_trace(file);
+  for (int rank = 0; rank < 4; ++rank) EXPECT_TRUE(ranks.contains(rank)) << "rank " << rank;
+}
 #endif
 
 TEST(Profile, AFileThatCannotBeWrittenIsRefusedBeforeLoading) {

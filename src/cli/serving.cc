@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -29,13 +29,23 @@ constexpr uint32_t kClockFrame = 3;     // the sender's clock, and back with ran
 constexpr double kGraceSeconds = 5;
 constexpr double kTimelineSeconds = 10;
 
+std::optional<ClockPing> decode_ping(const exchange::Bytes& payload) {
+  ClockPing ping;
+  if (payload.size() != sizeof ping) return std::nullopt;
+  std::memcpy(&ping, payload.data(), sizeof ping);
+  return ping;
+}
+
+void send_ping(exchange::Control& control, int to, const ClockPing& ping) {
+  control.send(to, kClockFrame, std::as_bytes(std::span(&ping, 1)));
+}
+
 // Answers on the control thread, so that a busy step does not delay it.
 void answer_clock(exchange::Control& control, int from, const exchange::Bytes& payload) {
-  ClockPing ping;
-  if (payload.size() != sizeof ping) return;
-  std::memcpy(&ping, payload.data(), sizeof ping);
-  ping.there = now_ns();
-  control.send(from, kClockFrame, std::as_bytes(std::span(&ping, 1)));
+  auto ping = decode_ping(payload);
+  if (!ping) return;
+  ping->there = now_ns();
+  send_ping(control, from, *ping);
 }
 
 // This rank's clock against rank 0's, which answers as long as it serves.
@@ -44,19 +54,17 @@ class ClockProbe {
   explicit ClockProbe(exchange::Control& control) : control_(control) {}
 
   void on_answer(const exchange::Bytes& payload) {
-    ClockPing ping;
-    if (payload.size() != sizeof ping) return;
-    std::memcpy(&ping, payload.data(), sizeof ping);
+    const auto ping = decode_ping(payload);
+    if (!ping) return;
     const std::lock_guard lock(mutex_);
-    offset_.add(ping, now_ns());
+    offset_.add(*ping, now_ns());
     changed_.notify_all();
   }
   int64_t measure() {
     constexpr int kPings = 16;
     std::unique_lock lock(mutex_);
     for (int i = 1; i <= kPings; ++i) {
-      const ClockPing ping{.here = now_ns()};
-      control_.send(0, kClockFrame, std::as_bytes(std::span(&ping, 1)));
+      send_ping(control_, 0, {.here = now_ns()});
       if (!changed_.wait_for(lock, seconds(1), [&] { return offset_.count() >= i; })) break;
     }
     return offset_.value();
@@ -99,12 +107,7 @@ void Serving::watch(const std::vector<engine::RemoteLink*>& remote) {
   control.on_frame(
       [this, &control, remote](int from, uint32_t type, const exchange::Bytes& payload) {
         if (type == kClockFrame) return answer_clock(control, from, payload);
-        if (type == kTimelineFrame) {
-          const std::lock_guard lock(mutex_);
-          timelines_.push_back(decode_timeline(from, payload));
-          changed_.notify_all();
-          return;
-        }
+        if (type == kTimelineFrame) return inbox_.put(decode_timeline(from, payload));
         engine::RemoteLink& link = *remote[static_cast<size_t>(from) - 1];
         if (type != kEngineFrame || !link.on_frame(payload).is_ok()) link.on_closed();
       });
@@ -137,20 +140,15 @@ Status Serving::finish() {
 
 // This process's ranks have left; those of others send theirs unless they were lost.
 void Serving::collect_timelines() {
-  std::unique_lock lock(mutex_);
-  const auto there = [&] {
-    size_t lost = losses_.size();
-    for (int r = 1; ranks_.processes() != nullptr && r < ranks_.size(); ++r) {
-      const auto is = [r](const exchange::Loss& l) { return l.rank == r; };
-      const bool named = std::any_of(losses_.begin(), losses_.end(), is);
-      if (!named && ranks_.processes()->control().dead(r)) ++lost;
-    }
-    return timelines_.size() + lost + ranks_.local().size() >= static_cast<size_t>(ranks_.size());
-  };
-  const Deadline deadline{seconds(kTimelineSeconds)};
-  while (!there() && !deadline.passed()) changed_.wait_for(lock, std::chrono::milliseconds(100));
   for (Rank& rank : ranks_.local()) {
     timelines_.push_back(timeline_of(rank.index, *rank.model->laps().timeline(), 0));
+  }
+  const auto gone = [this](int rank) {
+    return exchange::loss_of(losses_, rank) != nullptr || ranks_.processes()->control().dead(rank);
+  };
+  for (RankTimeline& t : inbox_.take(static_cast<int>(timelines_.size()), ranks_.size(), gone,
+                                     seconds(kTimelineSeconds))) {
+    timelines_.push_back(std::move(t));
   }
 }
 

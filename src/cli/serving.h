@@ -1,9 +1,7 @@
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -40,10 +38,8 @@ class Serving {
   std::unique_ptr<engine::Engine> engine_;
   std::vector<engine::RankStats> stats_;
   std::vector<exchange::Loss> losses_;
-
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable changed_;
   std::vector<RankTimeline> timelines_;
+  TimelineInbox inbox_;
 };
 
 // What a command says of ranks that were lost and of answers that lack their experts; "" if there

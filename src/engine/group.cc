@@ -44,9 +44,7 @@ uint64_t Engine::submit(Request request, const Sink& sink) {
     request.id = ++last_id_;
     if (known) {
       rank = request.rank >= 0 ? static_cast<size_t>(request.rank) : least_loaded();
-      for (const exchange::Loss& l : losses_) {
-        if (l.rank == static_cast<int>(rank)) gone = lost_for_requests(l).message();
-      }
+      if (const exchange::Loss* loss = loss_of(rank)) gone = lost_for_requests(*loss).message();
     }
     if (known && gone.empty()) {
       ++load_[rank];
@@ -78,10 +76,10 @@ size_t Engine::least_loaded() const {
   return best;
 }
 
-bool Engine::is_gone(size_t rank) const {
-  return silent_[rank] || std::any_of(losses_.begin(), losses_.end(), [&](const auto& l) {
-           return l.rank == static_cast<int>(rank);
-         });
+bool Engine::is_gone(size_t rank) const { return silent_[rank] || loss_of(rank) != nullptr; }
+
+const exchange::Loss* Engine::loss_of(size_t rank) const {
+  return exchange::loss_of(losses_, static_cast<int>(rank));
 }
 
 void Engine::cancel(uint64_t request) {
@@ -104,10 +102,7 @@ Status Engine::join() {
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     Status status = ranks_[rank]->join();
     const std::lock_guard lock(mutex_);
-    const bool counts = std::none_of(losses_.begin(), losses_.end(), [&](const auto& l) {
-      return l.rank == static_cast<int>(rank);
-    });
-    if (first.is_ok() && counts) first = std::move(status);
+    if (first.is_ok() && loss_of(rank) == nullptr) first = std::move(status);
   }
   return first;
 }
@@ -172,14 +167,12 @@ void Engine::on_lost(size_t rank, const Status& status) {
 }
 
 void Engine::on_peer_lost(const exchange::Loss& loss) {
+  const auto rank = static_cast<size_t>(loss.rank);
   {
     const std::lock_guard lock(mutex_);
-    for (const exchange::Loss& known : losses_) {
-      if (known.rank == loss.rank) return;
-    }
+    if (loss_of(rank) != nullptr) return;
     losses_.push_back(loss);
   }
-  const auto rank = static_cast<size_t>(loss.rank);
   end_requests(rank, lost_for_requests(loss));
   ranks_[rank]->lose(lost_for_requests(loss));
 }

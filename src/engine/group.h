@@ -59,6 +59,7 @@ class Engine {
   };
   size_t least_loaded() const;  // with mutex_ held
   bool is_gone(size_t rank) const;
+  const exchange::Loss* loss_of(size_t rank) const;
   void on_event(size_t rank, const Event& event);
   void on_lost(size_t rank, const Status& status);
   void on_peer_lost(const exchange::Loss& loss);

@@ -405,6 +405,12 @@ void ExchangeOver::poison_parts() {
 
 }  // namespace
 
+const Loss* loss_of(const std::vector<Loss>& losses, int rank) {
+  const auto it =
+      std::find_if(losses.begin(), losses.end(), [rank](const Loss& l) { return l.rank == rank; });
+  return it == losses.end() ? nullptr : &*it;
+}
+
 std::unique_ptr<Exchange> make_exchange(std::shared_ptr<Transport> transport,
                                         const Options& options) {
   return std::make_unique<ExchangeOver>(std::move(transport), options);

@@ -73,6 +73,8 @@ struct Loss {
   int rank = -1;
   std::string sentence;
 };
+// Null if the rank is not among them.
+const Loss* loss_of(const std::vector<Loss>& losses, int rank);
 
 // What the survivors have agreed on.
 struct Recovery {
