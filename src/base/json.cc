@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -53,6 +54,33 @@ Result<Json> parse_as(std::string_view text, const std::string& what, bool count
   return json;
 }
 
+// `size` is what the system says beforehand: 0 for the files of /proc.
+Result<std::string> read_all(int fd, const std::string& path, int64_t size, int64_t max_bytes) {
+  if (size > max_bytes) {
+    return Status::invalid(
+        fmt::format("{} has {} bytes; at most {} are read.", path, size, max_bytes));
+  }
+  std::string text(static_cast<size_t>(size + 1), '\0');
+  size_t done = 0;
+  for (;;) {
+    const ssize_t n = ::read(fd, text.data() + done, text.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) {
+      return Status::invalid(fmt::format("Cannot read {}: {}.", path, std::strerror(errno)));
+    }
+    done += static_cast<size_t>(n);
+    if (done > static_cast<size_t>(max_bytes)) {
+      return Status::invalid(fmt::format("{} has more than {} bytes.", path, max_bytes));
+    }
+    if (n == 0) break;
+    if (done == text.size()) {
+      text.resize(std::min(2 * done + 4096, static_cast<size_t>(max_bytes) + 1));
+    }
+  }
+  text.resize(done);
+  return text;
+}
+
 }  // namespace
 
 bool json_too_deep(std::string_view text) { return refuse_shape(text, false).has_value(); }
@@ -75,30 +103,11 @@ Result<std::string> read_text_file(const std::string& path, int64_t max_bytes) {
   if (fd < 0) {
     return Status::invalid(fmt::format("Cannot open {}: {}.", path, std::strerror(errno)));
   }
-  std::string text;
-  Status status;
   struct stat info {};
-  if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-    status = Status::invalid(fmt::format("{} is not a regular file.", path));
-  } else if (info.st_size > max_bytes) {
-    status = Status::invalid(fmt::format("{} has {} bytes; at most {} are read.", path,
-                                         static_cast<int64_t>(info.st_size), max_bytes));
-  } else {
-    text.resize(static_cast<size_t>(info.st_size));
-    size_t done = 0;
-    while (done < text.size()) {
-      const ssize_t n = ::read(fd, text.data() + done, text.size() - done);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) {
-        status = Status::invalid(fmt::format("Cannot read {}: {}.", path, std::strerror(errno)));
-      }
-      if (n <= 0) break;
-      done += static_cast<size_t>(n);
-    }
-    text.resize(done);
-  }
+  Result<std::string> text = ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode)
+                                 ? read_all(fd, path, info.st_size, max_bytes)
+                                 : Status::invalid(fmt::format("{} is not a regular file.", path));
   ::close(fd);
-  if (!status.is_ok()) return status;
   return text;
 }
 

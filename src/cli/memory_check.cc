@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 
+#include "base/host.h"
 #include "base/json.h"
 #include "base/saturate.h"
 
@@ -40,19 +41,17 @@ void copy_text(const std::string& text, std::array<char, n>& out) {
 
 HostReport report_of_this_host() {
   HostReport report;
-  const auto boot = read_text_file("/proc/sys/kernel/random/boot_id", 64);
-  const auto name = read_text_file("/proc/sys/kernel/hostname", 256);
   const FreeMemory free = free_memory();
-  if (boot.is_ok()) copy_text(*boot, report.boot);
-  if (name.is_ok()) copy_text(name->substr(0, name->find('\n')), report.name);
+  copy_text(boot_id(), report.boot);
+  copy_text(host_name(), report.name);
   copy_text(free.limit, report.limit);
   report.free = free.bytes;
   return report;
 }
 
 // By rank. A message of another size is another build's.
-Result<std::vector<HostReport>> gather_reports(exchange::Control& control, double timeout) {
-  const HostReport mine = report_of_this_host();
+Result<std::vector<HostReport>> gather_reports(const HostReport& mine, exchange::Control& control,
+                                               double timeout) {
   ASSIGN_OR_RETURN(const auto blobs,
                    control.all_gather(std::as_bytes(std::span(&mine, 1)), seconds(timeout)));
   std::vector<HostReport> reports(blobs.size());
@@ -230,12 +229,11 @@ Result<model::WeightBytes> planned_weights(const model::Config& config, const Ru
 Result<HostLoad> plan_memory(const model::Config& config, RunOptions& o,
                              exchange::Control* control) {
   RETURN_IF_ERROR(exchange::check_options(exchange_options(config, o), o.ep_size));
-  std::vector<Host> hosts;
+  const HostReport here = report_of_this_host();
+  std::vector<Host> hosts = {{here, o.ep_size}};
   if (control != nullptr) {
-    ASSIGN_OR_RETURN(const auto reports, gather_reports(*control, o.dist_timeout));
+    ASSIGN_OR_RETURN(const auto reports, gather_reports(here, *control, o.dist_timeout));
     hosts = hosts_of(reports);
-  } else {
-    hosts = {{report_of_this_host(), o.ep_size}};
   }
   ASSIGN_OR_RETURN(const model::WeightBytes weights, planned_weights(config, o));
   if (o.max_total_tokens == 0) {
@@ -255,7 +253,6 @@ Result<HostLoad> plan_memory(const model::Config& config, RunOptions& o,
     RETURN_IF_ERROR(check_fits(where, o, load, {host.report.free, host.report.limit.data()},
                                other_forms(config, o, host.ranks)));
   }
-  const HostReport here = report_of_this_host();
   const auto own = std::find_if(hosts.begin(), hosts.end(),
                                 [&](const Host& h) { return h.report.boot == here.boot; });
   CHECK(own != hosts.end(), "this host is one of the group's");

@@ -19,7 +19,7 @@ void move_weights(const model::Weights& weights, int node, bool all);
 // "rank 0: node 0, CPUs 0-15; ...", or why nothing is pinned.
 std::string describe(const std::vector<RankPlace>& places);
 
-// "2: 0 (16 CPUs), 1 (16 CPUs)"; what doctor says of the nodes and of huge pages.
+// "2; node 0: CPUs 0-15, node 1: CPUs 16-31"; what doctor says of the nodes and of huge pages.
 std::string describe_nodes(const std::vector<NumaNode>& nodes);
 std::string huge_pages();
 

@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
 #include <limits>
 #include <set>
 #include <span>
 #include <utility>
 
+#include "base/hash.h"
+#include "base/host.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "cli/calibrate.h"
 #include "cli/devices.h"
@@ -29,19 +31,6 @@ namespace {
 
 using model::Dialect;
 using model::Quantization;
-
-}  // namespace
-
-Result<Quantization> parse_quantization(const char* flag, const std::string& name) {
-  if (name.empty() || name == "bf16") return Quantization::kNone;
-  if (name == "fp8_block" || name == "fp8") return Quantization::kFp8Block;
-  if (name == "w4afp8") return Quantization::kW4Afp8;
-  if (name == "w8a8_int8") return Quantization::kW8A8Int8;
-  return Status::usage(fmt::format(
-      "{} {} is unknown: take bf16, fp8_block (or fp8), w4afp8 or w8a8_int8", flag, name));
-}
-
-namespace {
 
 int64_t matrix_bytes(const quant::Matrix& m) { return m.n == 0 ? 0 : m.bytes(); }
 
@@ -127,6 +116,15 @@ Result<exchange::Mode> parse_mode(const std::string& name) {
   if (name == "normal") return exchange::Mode::kNormal;
   return Status::usage(
       fmt::format("--deepep-mode {} is unknown: take auto, low_latency or normal", name));
+}
+
+Result<Quantization> parse_quantization(const char* flag, const std::string& name) {
+  if (name.empty() || name == "bf16") return Quantization::kNone;
+  if (name == "fp8_block" || name == "fp8") return Quantization::kFp8Block;
+  if (name == "w4afp8") return Quantization::kW4Afp8;
+  if (name == "w8a8_int8") return Quantization::kW8A8Int8;
+  return Status::usage(fmt::format(
+      "{} {} is unknown: take bf16, fp8_block (or fp8), w4afp8 or w8a8_int8", flag, name));
 }
 
 Result<model::LoadOptions> load_options(const RunOptions& o) {
@@ -227,26 +225,26 @@ Result<exchange::LaunchPlan> plan_ranks(RunOptions& o) {
   return plan;
 }
 
-std::string fingerprint(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  uint64_t hash = 14695981039346656037U;  // FNV-1a
-  for (char c = 0; file.get(c);) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211U;
-  return fmt::format("{:016x}", hash);
+Result<std::string> fingerprint(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string text, read_text_file(path, model::kMaxConfigBytes));
+  return fmt::format("{:016x}", hash_bytes(std::as_bytes(std::span(text))));
 }
 
 // What all ranks must have in common for a step to make sense, in words for a sentence.
-std::vector<std::string> settings_of(const RunOptions& o) {
-  return {"a model whose config.json has fingerprint " + fingerprint(o.model + "/config.json"),
-          "--device " + o.device,
-          "--quantization " + (o.quantization.empty() ? "(none)" : o.quantization),
-          "--dense " + (o.dense.empty() ? "(none)" : o.dense),
-          "--deepep-mode " + o.deepep_mode,
-          fmt::format("--max-running-requests {}", o.max_running_requests),
-          fmt::format("--chunked-prefill-size {}", o.chunked_prefill_size),
-          fmt::format("--max-dispatch-tokens {}", o.max_dispatch_tokens),
-          fmt::format("--context-length {}", o.context_length),
-          fmt::format("--decode-segment {}", o.decode_segment),
-          "--on-rank-loss " + o.on_rank_loss};
+Result<std::vector<std::string>> settings_of(const RunOptions& o) {
+  ASSIGN_OR_RETURN(const std::string config, fingerprint(o.model + "/config.json"));
+  return std::vector<std::string>{
+      "a model whose config.json has fingerprint " + config,
+      "--device " + o.device,
+      "--quantization " + (o.quantization.empty() ? "(none)" : o.quantization),
+      "--dense " + (o.dense.empty() ? "(none)" : o.dense),
+      "--deepep-mode " + o.deepep_mode,
+      fmt::format("--max-running-requests {}", o.max_running_requests),
+      fmt::format("--chunked-prefill-size {}", o.chunked_prefill_size),
+      fmt::format("--max-dispatch-tokens {}", o.max_dispatch_tokens),
+      fmt::format("--context-length {}", o.context_length),
+      fmt::format("--decode-segment {}", o.decode_segment),
+      "--on-rank-loss " + o.on_rank_loss};
 }
 
 }  // namespace
@@ -286,12 +284,13 @@ Ranks::~Ranks() = default;
 Status Ranks::connect(const exchange::LaunchPlan& plan, const Launch& launch) {
   if (options_.a2a_backend == "local") return Status::ok();
 #if SORTIE_HAS_UCX
+  ASSIGN_OR_RETURN(const std::vector<std::string> settings, settings_of(options_));
   ASSIGN_OR_RETURN(processes_,
                    exchange::ProcessGroup::open(plan, launch.child, launch.argc, launch.argv,
                                                 {.dist_timeout = seconds(options_.dist_timeout),
                                                  .cluster_key_file = options_.cluster_key_file,
                                                  .insecure = options_.insecure,
-                                                 .settings = settings_of(options_)}));
+                                                 .settings = settings}));
   first_rank_ = processes_->rank();
   // The exchange's own deadline speaks first; then nothing waits for the silent any more.
   processes_->control().give_up_after(seconds(options_.exchange_timeout + 2));
@@ -308,8 +307,7 @@ Status Ranks::connect(const exchange::LaunchPlan& plan, const Launch& launch) {
 Status Ranks::share_cpus() {
   cpu_sharers_ = size();
   if (!processes_) return Status::ok();
-  std::string mine;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), mine);
+  std::string mine = boot_id();
   for (const int cpu : allowed_cpus()) mine += fmt::format(" {}", cpu);
   ASSIGN_OR_RETURN(const auto all,
                    processes_->control().all_gather(std::as_bytes(std::span<const char>(mine)),

@@ -6,12 +6,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
+#include "base/host.h"
 #include "base/log.h"
 #include "exchange/shared_window.h"
 #include "exchange/ucx_memory.h"
@@ -23,13 +23,11 @@ namespace {
 // What must be the same for two ranks to share memory: the running system, and the namespaces of
 // its SysV and POSIX segments.
 std::string host_identity() {
-  std::string boot;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
   struct stat ipc = {};
   struct stat shm = {};
   (void)stat("/proc/self/ns/ipc", &ipc);
   (void)stat("/dev/shm", &shm);
-  return fmt::format("{} {} {}", boot, ipc.st_ino, shm.st_dev);
+  return fmt::format("{} {} {}", boot_id(), ipc.st_ino, shm.st_dev);
 }
 
 Bytes bytes_of(const std::string& text) {

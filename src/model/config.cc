@@ -13,7 +13,6 @@
 namespace sortie::model {
 namespace {
 
-constexpr int64_t kMaxConfigBytes = 16 << 20;
 constexpr int64_t kMaxDescriptionBytes = 64 << 20;
 constexpr int64_t kMaxWidth = 1 << 20;  // any one dimension but the vocabulary
 

@@ -11,6 +11,8 @@
 
 namespace sortie::model {
 
+constexpr int64_t kMaxConfigBytes = 16 << 20;  // of the text
+
 // YaRN (Peng et al. 2023, as DeepSeek-V2/V3 and HF transformers apply it); factor 0 = plain RoPE.
 struct RopeScaling {
   double factor = 0;

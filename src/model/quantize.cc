@@ -13,8 +13,10 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <span>
 #include <system_error>
 
+#include "base/hash.h"
 #include "base/json.h"
 #include "base/progress.h"
 #include "base/scalar.h"
@@ -30,23 +32,14 @@ namespace {
 namespace fs = std::filesystem;
 using quant::Format;
 
-constexpr int64_t kMaxConfigBytes = 16 << 20;
 // In OUT.partial from its first to its last moment: what a later run may clear away or go on with.
 // Its first line says what is being made of what, each other line names a shard that is whole, and
 // the hash of what it holds. A run holds a lock on it.
 constexpr const char* kMark = ".sortie-quantize-unfinished";
 
-// What was written and what is read back are compared by this. Not against an adversary: 64 bits,
-// eight at a time (the mixing step is splitmix64's).
-uint64_t hash_bytes(const std::byte* data, int64_t n) {
-  uint64_t hash = static_cast<uint64_t>(n);
-  for (int64_t i = 0; i < n; i += 8) {
-    uint64_t word = 0;
-    std::memcpy(&word, data + i, static_cast<size_t>(std::min<int64_t>(8, n - i)));
-    hash = (hash ^ word) * 0xbf58476d1ce4e5b9u;
-    hash ^= hash >> 29;
-  }
-  return hash;
+// What was written and what is read back are compared by this.
+uint64_t hash_of(const std::byte* data, int64_t bytes) {
+  return hash_bytes({data, static_cast<size_t>(bytes)});
 }
 
 Status io_error(const char* what, const fs::path& path, const std::error_code& error) {
@@ -244,8 +237,7 @@ class Quantizer {
                          fs::last_write_time(file, error).time_since_epoch().count());
     }
     all += config;
-    const auto* bytes = reinterpret_cast<const std::byte*>(all.data());
-    identity_ = fmt::format("{:016x}", hash_bytes(bytes, static_cast<int64_t>(all.size())));
+    identity_ = fmt::format("{:016x}", hash_bytes(std::as_bytes(std::span(all))));
   }
 
   // Goes on with what an earlier run of the same command left, and clears away what another left
@@ -292,7 +284,7 @@ class Quantizer {
     if (!written.is_ok()) return;
     std::map<std::string, uint64_t> hashes;
     for (const auto& [tensor, entry] : (*written)->tensors()) {
-      hashes[tensor] = hash_bytes(entry.tensor.data, entry.tensor.bytes());
+      hashes[tensor] = hash_of(entry.tensor.data, entry.tensor.bytes());
       (*written)->drop_pages(entry.tensor);
     }
     if ((*written)->check().is_ok() && line == mark_line(name, hashes)) whole_.insert(name);
@@ -302,8 +294,7 @@ class Quantizer {
                                const std::map<std::string, uint64_t>& hashes) {
     std::string all;
     for (const auto& [name, hash] : hashes) all += fmt::format("{} {:x};", name, hash);
-    const auto* bytes = reinterpret_cast<const std::byte*>(all.data());
-    return fmt::format("{} {:016x}", shard, hash_bytes(bytes, static_cast<int64_t>(all.size())));
+    return fmt::format("{} {:016x}", shard, hash_bytes(std::as_bytes(std::span(all))));
   }
 
   // The shard's file was synced and renamed before; a line that is lost costs that shard's time.
@@ -377,7 +368,7 @@ class Quantizer {
       for (size_t i = 0; i < parts.size(); ++i) {
         const QuantizeOutput& output = piece.outputs[i];
         RETURN_IF_ERROR(writer.write(parts[i], output.bytes()));
-        hashes[output.name] = hash_bytes(parts[i], output.bytes());
+        hashes[output.name] = hash_of(parts[i], output.bytes());
       }
       if (piece.kind != QuantizePiece::Kind::kValue) source.drop_pages(piece.source);
       advance(piece, progress);
@@ -427,7 +418,7 @@ class Quantizer {
       for (const QuantizeOutput& o : piece.outputs) {
         const Tensor* t = written->find(o.name);
         if (t == nullptr || t->dtype != o.dtype || t->bytes() != o.bytes() ||
-            hash_bytes(t->data, t->bytes()) != hashes.at(o.name)) {
+            hash_of(t->data, t->bytes()) != hashes.at(o.name)) {
           return Status::internal(
               fmt::format("{} of {} does not read back as written; check the disk.", o.name, path));
         }
