@@ -31,6 +31,9 @@ elseif(SORTIE_SANITIZE STREQUAL "thread")
   target_compile_options(sortie_flags INTERFACE -fsanitize=thread -fno-omit-frame-pointer -Wno-tsan)
   target_link_options(sortie_flags INTERFACE -fsanitize=thread)
 endif()
+if(SORTIE_FUZZ)
+  target_compile_options(sortie_flags INTERFACE -fsanitize=fuzzer-no-link)  # coverage to steer by
+endif()
 
 function(sortie_room)
   cmake_parse_arguments(ROOM "" "NAME" "SOURCES;LINK;TESTS;TEST_LINK" ${ARGN})

@@ -1,16 +1,15 @@
 #include "model/safetensors.h"
 
 #include <fmt/format.h>
-#include <sys/stat.h>
 
 #include <bit>
-#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <set>
 
 #include "base/json.h"
 #include "model/safetensors_header.h"
+#include "model/safetensors_index.h"
 
 namespace sortie::model {
 namespace {
@@ -47,17 +46,6 @@ Status check_stays_inside(const std::string& folder, const std::string& name) {
       fmt::format("{}/{} is a link that leaves the model folder.", folder, printable(name)));
 }
 
-bool plain_file_name(const std::string& name) {
-  return !name.empty() && name.size() < NAME_MAX && name[0] != '.' &&
-         name.find('/') == std::string::npos && name.find('\0') == std::string::npos &&
-         name.ends_with(".safetensors");
-}
-
-bool exists(const std::string& path) {
-  struct stat info {};
-  return ::stat(path.c_str(), &info) == 0;
-}
-
 constexpr std::string_view kIndexSuffix = ".safetensors.index.json";
 
 // What msModelSlim calls the weights: the index's or the one file's name, or empty.
@@ -66,7 +54,7 @@ std::string model_slim_weights(const std::string& folder) {
        {"quant_model_weights", "quant_model_weight_w8a8_dynamic", "quant_model_weight_w8a8"}) {
     for (const std::string_view suffix : {std::string_view(".safetensors"), kIndexSuffix}) {
       std::string file = fmt::format("{}{}", name, suffix);
-      if (exists(folder + "/" + file)) return file;
+      if (file_exists(folder + "/" + file)) return file;
     }
   }
   return {};
@@ -78,10 +66,10 @@ Result<std::unique_ptr<Checkpoint>> Checkpoint::open(const std::string& folder) 
   std::unique_ptr<Checkpoint> checkpoint(new Checkpoint);
   const std::string single = folder + "/model.safetensors";
   const std::string index = folder + "/model.safetensors.index.json";
-  if (exists(single)) {
+  if (file_exists(single)) {
     RETURN_IF_ERROR(check_stays_inside(folder, "model.safetensors"));
     RETURN_IF_ERROR(checkpoint->add_shard(single));
-  } else if (exists(index)) {
+  } else if (file_exists(index)) {
     RETURN_IF_ERROR(checkpoint->add_index(folder, index));
   } else if (const std::string slim = model_slim_weights(folder); !slim.empty()) {
     RETURN_IF_ERROR(check_stays_inside(folder, slim));
@@ -103,33 +91,22 @@ Result<std::unique_ptr<Checkpoint>> Checkpoint::open_file(const std::string& pat
 
 Status Checkpoint::add_index(const std::string& folder, const std::string& index_path) {
   ASSIGN_OR_RETURN(const std::string text, read_text_file(index_path, kMaxIndexBytes));
-  ASSIGN_OR_RETURN(const nlohmann::json j, parse_json(text, index_path));
-  const auto map = j.is_object() ? j.find("weight_map") : j.end();
-  if (!j.is_object() || map == j.end() || !map->is_object()) {
-    return Status::invalid(fmt::format("{} lacks \"weight_map\".", index_path));
-  }
+  ASSIGN_OR_RETURN(const SafetensorsIndex index, parse_safetensors_index(text, index_path));
   std::set<std::string> shards;
-  for (const auto& [name, shard] : map->items()) {
-    if (!shard.is_string() || !plain_file_name(shard.get_ref<const std::string&>())) {
-      return Status::invalid(fmt::format(
-          "{} puts tensor {} into a file that is no plain *.safetensors name in this folder.",
-          index_path, printable(name)));
-    }
-    shards.insert(shard.get_ref<const std::string&>());
-  }
+  for (const auto& [name, shard] : index) shards.insert(shard);
   std::string missing;
   for (const std::string& shard : shards) {
     RETURN_IF_ERROR(check_stays_inside(folder, shard));
-    if (!exists(folder + "/" + shard)) missing += (missing.empty() ? "" : ", ") + printable(shard);
+    if (!file_exists(folder + "/" + shard)) missing += (missing.empty() ? "" : ", ") + shard;
   }
   if (!missing.empty()) {
     return Status::invalid(
         fmt::format("{} is incomplete: missing {}.", folder, missing.substr(0, 1000)));
   }
   for (const std::string& shard : shards) RETURN_IF_ERROR(add_shard(folder + "/" + shard));
-  for (const auto& [name, shard] : map->items()) {
+  for (const auto& [name, shard] : index) {
     const auto it = tensors_.find(name);
-    const std::string path = folder + "/" + shard.get_ref<const std::string&>();
+    const std::string path = folder + "/" + shard;
     if (it == tensors_.end() || paths_[static_cast<size_t>(it->second.shard)] != path) {
       return Status::invalid(fmt::format("{} says that {} holds tensor {}, but it does not.",
                                          index_path, path, printable(name)));

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/folder_test_util.h"
 #include "base/json.h"
 #include "model/safetensors_header.h"
 
@@ -19,13 +20,6 @@ const std::string kTiny = std::string(SORTIE_SOURCE_DIR) + "/tests/data/tiny/v3-
 
 class SafetensorsTest : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "sortie-safetensors-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   std::string path(const std::string& name) const { return folder_ + "/" + name; }
   void write(const std::string& name, const std::string& bytes) const {
     std::ofstream(path(name), std::ios::binary) << bytes;
@@ -36,7 +30,8 @@ class SafetensorsTest : public testing::Test {
     return Checkpoint::open_file(path("x.safetensors")).status();
   }
 
-  std::string folder_;
+  TemporaryFolder temporary_;
+  const std::string folder_ = temporary_.path();
 };
 
 std::string file(const std::string& header, const std::string& data) {
@@ -218,9 +213,9 @@ TEST_F(SafetensorsTest, Index) {
   expect_sentence(opened(), "holds tensor b, but it does not");
   index(R"({"a":"m-2.safetensors","b":"m-1.safetensors"})");
   expect_sentence(opened(), "but it does not");
-  for (const char* name :
-       {"../m-1.safetensors", "/etc/passwd", "/tmp/x.safetensors", "..", "", "sub/m.safetensors",
-        ".safetensors", "m-1.bin", "m-1.safetensors\\u0000.safetensors"}) {
+  for (const char* name : {"../m-1.safetensors", "/etc/passwd", "/tmp/x.safetensors", "..", "",
+                           "sub/m.safetensors", ".safetensors", "m-1.bin",
+                           "m-1.safetensors\\u0000.safetensors", "\\u001b[2J.safetensors"}) {
     SCOPED_TRACE(name);
     index(std::string(R"({"a":")") + name + "\"}");
     expect_sentence(opened(), "no plain *.safetensors name");
