@@ -6,6 +6,7 @@
 #include <fstream>
 #include <limits>
 
+#include "base/folder_test_util.h"
 #include "base/saturate.h"
 
 namespace sortie {
@@ -16,18 +17,13 @@ namespace fs = std::filesystem;
 // A tree of files as Linux shows them under /proc and /sys.
 class Machine : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = fs::temp_directory_path() / "sortie_memory_XXXXXX";
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    root_ = name;
-    write("/proc/meminfo", "MemTotal: 2000 kB\nMemAvailable:    1000 kB\n");
-  }
-  void TearDown() override { fs::remove_all(root_); }
+  void SetUp() override { write("/proc/meminfo", "MemTotal: 2000 kB\nMemAvailable:    1000 kB\n"); }
   void write(const std::string& path, const std::string& text) const {
     fs::create_directories(fs::path(root_ + path).parent_path());
     std::ofstream(root_ + path) << text;
   }
-  std::string root_;
+  TemporaryFolder folder_;
+  const std::string root_ = folder_.path();
 };
 
 TEST_F(Machine, WithoutGroupsTheSystemCounts) {

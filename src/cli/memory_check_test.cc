@@ -1,12 +1,11 @@
 #include "cli/memory_check.h"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <limits>
 
+#include "base/fork_test_util.h"
 #include "cli/process_test_util.h"
 #include "cli/shapes.h"
 #include "model/random_checkpoint.h"
@@ -34,41 +33,27 @@ struct Checkpoint {
 
 // Bytes that a fresh process takes to load the model, fill its cache and run the largest step.
 int64_t measured(const RunOptions& options) {
-  int ends[2];
-  EXPECT_EQ(pipe(ends), 0);
-  const pid_t child = fork();
-  if (child == 0) {
-    int64_t taken = -1;
+  return in_child([&]() -> int64_t {
     const int64_t before = resident_bytes();
     const auto ranks = Ranks::open(options, {});
-    if (ranks.is_ok()) {
-      const Status done = (*ranks)->on_each([&](Rank& rank) {
-        rank.model->fill_cache();
-        model::Step step;
-        const auto rows = static_cast<int32_t>((*ranks)->options().chunked_prefill_size);
-        std::vector<int32_t> pages;
-        for (int32_t i = 0; i < rows; ++i) {
-          step.ids.push_back(i % 8192);
-          step.positions.push_back(i);
-          if (i % 64 == 0) pages.push_back(i / 64);
-        }
-        step.segments = {
-            {.first_row = 0, .rows = rows, .prefill = true, .page_table = pages.data()}};
-        step.logit_rows = {rows - 1};
-        step.any_prefill_anywhere = true;
-        return rank.model->forward(step).status();
-      });
-      if (done.is_ok()) taken = peak_resident_bytes() - before;
-    }
-    const ssize_t written = write(ends[1], &taken, sizeof taken);
-    _exit(written == sizeof taken ? 0 : 1);
-  }
-  close(ends[1]);
-  int64_t taken = -1;
-  EXPECT_EQ(read(ends[0], &taken, sizeof taken), static_cast<ssize_t>(sizeof taken));
-  close(ends[0]);
-  waitpid(child, nullptr, 0);
-  return taken;
+    if (!ranks.is_ok()) return -1;
+    const Status done = (*ranks)->on_each([&](Rank& rank) {
+      rank.model->fill_cache();
+      model::Step step;
+      const auto rows = static_cast<int32_t>((*ranks)->options().chunked_prefill_size);
+      std::vector<int32_t> pages;
+      for (int32_t i = 0; i < rows; ++i) {
+        step.ids.push_back(i % 8192);
+        step.positions.push_back(i);
+        if (i % 64 == 0) pages.push_back(i / 64);
+      }
+      step.segments = {{.first_row = 0, .rows = rows, .prefill = true, .page_table = pages.data()}};
+      step.logit_rows = {rows - 1};
+      step.any_prefill_anywhere = true;
+      return rank.model->forward(step).status();
+    });
+    return done.is_ok() ? peak_resident_bytes() - before : -1;
+  });
 }
 
 void expect_predicted(RunOptions options) {

@@ -35,28 +35,17 @@ std::vector<std::string> all_devices() {
   return names;
 }
 
-TemporaryFolder::TemporaryFolder() {
-  std::string name = fs::temp_directory_path() / "sortie_test_XXXXXX";
-  CHECK(mkdtemp(name.data()) != nullptr, "no temporary folder");
-  path_ = name;
-}
-
-TemporaryFolder::~TemporaryFolder() { fs::remove_all(path_); }
-
 SortieProcess::SortieProcess(const std::vector<std::string>& arguments,
                              const std::vector<std::string>& environment,
                              const std::function<bool()>& enter) {
-  std::string name = fs::temp_directory_path() / "sortie_test_XXXXXX";
-  CHECK(mkdtemp(name.data()) != nullptr, "no temporary folder");
-  folder_ = name;
   std::vector<std::string> words = {SORTIE_BINARY};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
   argv.reserve(words.size() + 1);
   for (std::string& w : words) argv.push_back(w.data());
   argv.push_back(nullptr);
-  const std::string out = folder_ + "/out";
-  const std::string err = folder_ + "/err";
+  const std::string out = folder_ / "out";
+  const std::string err = folder_ / "err";
   pid_ = fork();
   CHECK(pid_ >= 0, "fork");
   if (pid_ != 0) return;
@@ -77,7 +66,6 @@ SortieProcess::~SortieProcess() {
     kill(pid_, SIGKILL);
     waitpid(pid_, nullptr, 0);
   }
-  fs::remove_all(folder_);
 }
 
 std::vector<pid_t> SortieProcess::children() const {
@@ -103,7 +91,7 @@ bool SortieProcess::wait_for_output(size_t bytes, Duration most) const {
   const Deadline deadline(most);
   while (!deadline.passed()) {
     std::error_code error;
-    const auto size = fs::file_size(folder_ + "/out", error);
+    const auto size = fs::file_size(folder_ / "out", error);
     if (!error && size >= bytes) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
@@ -119,16 +107,16 @@ Finished SortieProcess::finish(Duration most) {
       kill(pid_, SIGKILL);
       waitpid(pid_, &status, 0);
       pid_ = -1;
-      finished.out = read_file(folder_ + "/out");
-      finished.err = read_file(folder_ + "/err") + "\n(killed at the test's deadline)";
+      finished.out = read_file(folder_ / "out");
+      finished.err = read_file(folder_ / "err") + "\n(killed at the test's deadline)";
       return finished;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   pid_ = -1;
   finished.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  finished.out = read_file(folder_ + "/out");
-  finished.err = read_file(folder_ + "/err");
+  finished.out = read_file(folder_ / "out");
+  finished.err = read_file(folder_ / "err");
   return finished;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/folder_test_util.h"
 
 namespace sortie::cli {
 
@@ -35,7 +36,7 @@ class SortieProcess {
   Finished finish(Duration most);
 
  private:
-  std::string folder_;
+  TemporaryFolder folder_;
   pid_t pid_ = -1;
 };
 
@@ -45,19 +46,5 @@ Finished run_sortie(const std::vector<std::string>& arguments,
 // What tests of whole models go through: "reference", then the CPU backend's sets by name. One that
 // this processor lacks is to be skipped, not left out.
 std::vector<std::string> all_devices();
-
-// A folder that is gone with its object.
-class TemporaryFolder {
- public:
-  TemporaryFolder();
-  ~TemporaryFolder();
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 }  // namespace sortie::cli

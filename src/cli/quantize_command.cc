@@ -42,7 +42,7 @@ Status quantize_command(const QuantizeCommand& c) {
     run.quiet = c.quiet;
     ASSIGN_OR_RETURN(options.expert_amax, calibrate(run));
   }
-  options.stop = &stop;
+  options.stop = [&stop] { return stop.load(std::memory_order_relaxed); };
   return model::quantize_checkpoint(options);
 }
 

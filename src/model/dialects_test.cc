@@ -1,7 +1,6 @@
 // Checkpoints written in every dialect and read back: against the bf16 source, against the same
 // weights in another form, and against each dialect's formula computed plainly from the file.
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
@@ -9,6 +8,7 @@
 
 #include "backends/cpu/isa.h"
 #include "backends/reference/reference.h"
+#include "base/folder_test_util.h"
 #include "model/dialect_test_util.h"
 #include "model/quant_description.h"
 #include "model/weights.h"
@@ -21,14 +21,7 @@ using Loaded = Result<std::vector<std::shared_ptr<const Weights>>>;
 
 class Folder {
  public:
-  explicit Folder(TestDialect dialect) {
-    std::string pattern =
-        (std::filesystem::temp_directory_path() / "sortie-dialect-XXXXXX").string();
-    EXPECT_NE(::mkdtemp(pattern.data()), nullptr);
-    path_ = pattern;
-    write_test_dialect(dialect, path_);
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
+  explicit Folder(TestDialect dialect) { write_test_dialect(dialect, path_); }
   Folder(const Folder&) = delete;
   Folder& operator=(const Folder&) = delete;
 
@@ -70,7 +63,8 @@ class Folder {
   }
 
  private:
-  std::string path_;
+  TemporaryFolder folder_;
+  const std::string path_ = folder_.path();
 };
 
 // Every matrix with its tensor's module, in the same order for any form of one model.

@@ -361,7 +361,7 @@ class Quantizer {
     RETURN_IF_ERROR(writer.open(path));
     std::vector<const std::byte*> parts;
     for (const QuantizePiece& piece : shard.pieces) {
-      if (options_.stop != nullptr && options_.stop->load(std::memory_order_relaxed)) {
+      if (options_.stop && options_.stop()) {
         return Status::cancelled("Quantizing was stopped.");
       }
       RETURN_IF_ERROR(converter.convert(piece, parts));

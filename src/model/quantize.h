@@ -1,7 +1,7 @@
 #pragma once
 
 #include <array>
-#include <atomic>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -26,8 +26,8 @@ struct QuantizeOptions {
   quant::Rounding rounding = quant::Rounding::kNearest;  // kSearch: w4afp8
   std::string report;  // file for the distortion of each quantised matrix (JSON), or ""
   int threads = 1;
-  bool quiet = false;                       // no progress bar
-  const std::atomic<bool>* stop = nullptr;  // set from elsewhere: ends with kCancelled
+  bool quiet = false;          // no progress bar
+  std::function<bool()> stop;  // asked before every tensor: true ends with kCancelled
 };
 
 // Writes the quantised checkpoint, by the same rule as loading with --quantization (quant_rules.h):

@@ -11,21 +11,25 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
-#include <thread>
 
+#include "base/fork_test_util.h"
+#include "base/memory.h"
 #include "base/scalar.h"
 #include "model/config.h"
 #include "model/quantize_plan.h"
+#include "model/random_checkpoint.h"
 #include "model/safetensors.h"
 
 namespace sortie::model {
 namespace {
 
 namespace fs = std::filesystem;
+const std::string kMini = std::string(SORTIE_SOURCE_DIR) + "/models/mini";
 const std::string kFormats = std::string(SORTIE_SOURCE_DIR) + "/tests/data/formats/";
 
 std::string read_file(const fs::path& path) {
@@ -92,15 +96,15 @@ class QuantizeTest : public ::testing::Test {
     options_.in = to.string();
     return to.string();
   }
-  // models/mini in so many shards.
-  void shard_mini(int shards) {
-    const std::string mini = std::string(SORTIE_SOURCE_DIR) + "/models/mini";
+  void shard_mini(int shards) { shard(kMini, shards); }
+  // A folder of another model, in so many shards.
+  void shard(const std::string& model, int shards) {
     const fs::path in = root_ / "in";
     fs::create_directories(in / "folder");
-    const auto source = open(mini);
+    const auto source = open(model);
     nlohmann::json index;
     for (int shard = 0; shard < shards; ++shard) {
-      const std::string file = fmt::format("model-0000{}-of-0000{}.safetensors", shard + 1, shards);
+      const std::string file = fmt::format("model-{:05}-of-{:05}.safetensors", shard + 1, shards);
       SafetensorsWriter writer;
       std::vector<const Tensor*> tensors;
       size_t i = 0;
@@ -117,9 +121,29 @@ class QuantizeTest : public ::testing::Test {
     }
     write_file(in / "model.safetensors.index.json", index.dump());
     for (const char* name : {"config.json", "tokenizer.json", "generation_config.json"}) {
-      fs::copy_file(fs::path(mini) / name, in / name);
+      if (fs::exists(fs::path(model) / name)) fs::copy_file(fs::path(model) / name, in / name);
     }
     options_.in = in.string();
+  }
+  // The output's shard i of n, counted from 1, while it is under the temporary name.
+  fs::path partial_shard(int i, int n) const {
+    return out() + fmt::format(".partial/model-{:05}-of-{:05}.safetensors", i, n);
+  }
+  // A run that ends behind the second tensor of the second of `shards` shards: stopped, or as `end`
+  // does it.
+  void quantize_one_shard_of(
+      int shards, Quantization format, const std::function<bool()>& end = [] { return true; }) {
+    int asked = 0;
+    options_.stop = [&] { return fs::exists(partial_shard(1, shards)) && ++asked == 3 && end(); };
+    const Status status = quantize(format);
+    options_.stop = nullptr;
+    ASSERT_EQ(status.code(), StatusCode::kCancelled) << status.message();
+    EXPECT_NE(status.message().find(fmt::format("1 of {} shards are whole", shards)),
+              std::string::npos)
+        << status.message();
+    ASSERT_TRUE(fs::exists(partial_shard(1, shards)));
+    ASSERT_FALSE(fs::exists(partial_shard(2, shards)));
+    ASSERT_FALSE(fs::exists(out()));
   }
   // Nothing under the final or the temporary name.
   void expect_nothing_left() {
@@ -301,16 +325,15 @@ TEST_F(QuantizeTest, APowerOfTwoSourceKeepsSayingSo) {
 
 // Two shards, cut between an expert's scale and its neighbours; an MTP layer; a tokenizer.
 TEST_F(QuantizeTest, ShardsMtpAndOtherFiles) {
-  const std::string mini = std::string(SORTIE_SOURCE_DIR) + "/models/mini";
   shard_mini(2);
-  const auto source = open(mini);
+  const auto source = open(kMini);
   const auto index =
       nlohmann::json::parse(read_file(fs::path(options_.in) / "model.safetensors.index.json"));
   ASSERT_TRUE(quantize(Quantization::kW4Afp8).is_ok());
 
   const auto written = open(out());
   EXPECT_EQ(written->shard_paths().size(), 2u);
-  EXPECT_EQ(read_file(path("tokenizer.json")), read_file(mini + "/tokenizer.json"));
+  EXPECT_EQ(read_file(path("tokenizer.json")), read_file(kMini + "/tokenizer.json"));
   EXPECT_TRUE(fs::exists(path("generation_config.json")));
   EXPECT_FALSE(fs::exists(path("folder")));
   const auto map = nlohmann::json::parse(read_file(path("model.safetensors.index.json")));
@@ -327,7 +350,7 @@ TEST_F(QuantizeTest, ShardsMtpAndOtherFiles) {
 
   // The same in one file holds the same bytes.
   const auto one = QuantizeOptions{
-      .in = mini, .out = (root_ / "one").string(), .format = Quantization::kW4Afp8, .quiet = true};
+      .in = kMini, .out = (root_ / "one").string(), .format = Quantization::kW4Afp8, .quiet = true};
   ASSERT_TRUE(quantize_checkpoint(one).is_ok());
   const auto single = open(one.out);
   ASSERT_EQ(single->tensors().size(), written->tensors().size());
@@ -337,7 +360,7 @@ TEST_F(QuantizeTest, ShardsMtpAndOtherFiles) {
 }
 
 TEST_F(QuantizeTest, W8A8TakesMtpLinearsAndNamesEhProj) {
-  options_.in = std::string(SORTIE_SOURCE_DIR) + "/models/mini";
+  options_.in = kMini;
   ASSERT_TRUE(quantize(Quantization::kW8A8Int8).is_ok());
   const auto written = open(out());
   EXPECT_EQ(written->find("model.layers.6.self_attn.o_proj.weight")->dtype, DType::kI8);
@@ -444,8 +467,7 @@ TEST_F(QuantizeTest, AFullDiskLeavesNothing) {
 }
 
 TEST_F(QuantizeTest, StoppingLeavesNothing) {
-  const std::atomic<bool> stop{true};
-  options_.stop = &stop;
+  options_.stop = [] { return true; };
   EXPECT_EQ(quantize(Quantization::kFp8Block).code(), StatusCode::kCancelled);
   expect_nothing_left();
 }
@@ -461,29 +483,30 @@ std::map<std::string, std::string> files_of(const fs::path& folder) {
 // SIGKILL in the middle; the same command then makes what is missing, and no whole shard again.
 TEST_F(QuantizeTest, AKilledRunGoesOnBehindItsWholeShards) {
   shard_mini(4);
-  const std::string there = options_.out;
-  options_.out = (root_ / "undisturbed").string();
   ASSERT_TRUE(quantize(Quantization::kW4Afp8).is_ok());
-  options_.out = there;
-  const fs::path partial = there + ".partial";
-  const fs::path first = partial / "model-00001-of-00004.safetensors";
-  const fs::path second = partial / "model-00002-of-00004.safetensors";
+  const auto expected = files_of(out());
+  fs::remove_all(out());
   const pid_t child = fork();
-  if (child == 0) _exit(quantize(Quantization::kW4Afp8).is_ok() ? 0 : 1);
-  while (!fs::exists(second) && waitpid(child, nullptr, WNOHANG) == 0) usleep(200);
-  kill(child, SIGKILL);
-  waitpid(child, nullptr, 0);
-  ASSERT_TRUE(fs::exists(first)) << "the run ended before it was killed";
+  if (child == 0) {
+    quantize_one_shard_of(4, Quantization::kW4Afp8, [] { return kill(getpid(), SIGKILL) == 0; });
+    _exit(0);
+  }
+  int how = 0;
+  ASSERT_EQ(waitpid(child, &how, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(how) && WTERMSIG(how) == SIGKILL);
+  const fs::path first = partial_shard(1, 4);
+  ASSERT_FALSE(fs::exists(partial_shard(2, 4)));
   const auto written = fs::last_write_time(first);
   struct stat before {};
   ASSERT_EQ(stat(first.c_str(), &before), 0);
   ASSERT_TRUE(quantize(Quantization::kW4Afp8).is_ok());
   struct stat after {};
-  ASSERT_EQ(stat(path("model-00001-of-00004.safetensors").c_str(), &after), 0);
+  const fs::path there = path(first.filename());
+  ASSERT_EQ(stat(there.c_str(), &after), 0);
   EXPECT_EQ(after.st_ino, before.st_ino);
-  EXPECT_EQ(fs::last_write_time(path("model-00001-of-00004.safetensors")), written);
-  EXPECT_TRUE(files_of(out()) == files_of(root_ / "undisturbed"));
-  EXPECT_FALSE(fs::exists(partial));
+  EXPECT_EQ(fs::last_write_time(there), written);
+  EXPECT_TRUE(files_of(out()) == expected);
+  EXPECT_FALSE(fs::exists(out() + ".partial"));
 }
 
 // A run that ended while it copied the other files leaves a piece of one.
@@ -492,17 +515,7 @@ TEST_F(QuantizeTest, HalfCopiedFilesAreCopiedAgain) {
   ASSERT_TRUE(quantize(Quantization::kW4Afp8).is_ok());
   const auto expected = files_of(out());
   fs::remove_all(out());
-  std::atomic<bool> stop{false};
-  std::atomic<bool> ended{false};
-  options_.stop = &stop;
-  std::thread stopper([&] {
-    while (!fs::exists(out() + ".partial/model-00001-of-00002.safetensors") && !ended) usleep(100);
-    stop = true;
-  });
-  ASSERT_EQ(quantize(Quantization::kW4Afp8).code(), StatusCode::kCancelled);
-  ended = true;
-  stopper.join();
-  options_.stop = nullptr;
+  quantize_one_shard_of(2, Quantization::kW4Afp8);
   write_file(out() + ".partial/tokenizer.json", "half");
   ASSERT_TRUE(quantize(Quantization::kW4Afp8).is_ok());
   EXPECT_TRUE(files_of(out()) == expected);
@@ -514,24 +527,49 @@ TEST_F(QuantizeTest, DamagedShardsAreMadeAgain) {
   ASSERT_TRUE(quantize(Quantization::kW4Afp8).is_ok());
   const auto expected = files_of(out());
   fs::remove_all(out());
-  std::atomic<bool> stop{false};
-  std::atomic<bool> ended{false};
-  options_.stop = &stop;
-  const std::string shard = out() + ".partial/model-00001-of-00002.safetensors";
-  std::thread stopper([&] {
-    while (!fs::exists(shard) && !ended) usleep(100);
-    stop = true;
-  });
-  ASSERT_EQ(quantize(Quantization::kW4Afp8).code(), StatusCode::kCancelled);
-  ended = true;
-  stopper.join();
-  options_.stop = nullptr;
+  quantize_one_shard_of(2, Quantization::kW4Afp8);
+  const fs::path shard = partial_shard(1, 2);
   std::string bytes = read_file(shard);
   bytes.back() = static_cast<char>(bytes.back() ^ 1);
   write_file(shard, bytes);
   ASSERT_TRUE(quantize(Quantization::kW4Afp8).is_ok());
   EXPECT_TRUE(files_of(out()) == expected);
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // their shadow is memory too
+// However large the model is.
+TEST_F(QuantizeTest, PeakMemoryIsAboutOneShard) {
+  Config config = *load_config(kMini);
+  config.vocab_size = 1024;
+  config.hidden_size = config.moe_intermediate_size = 512;
+  config.num_hidden_layers = 3;
+  const fs::path whole = root_ / "whole";
+  fs::create_directories(whole);
+  ASSERT_TRUE(write_random_checkpoint(whole.string(), config, Dialect::kBf16, 1).is_ok());
+  shard(whole.string(), 12);
+  fs::remove_all(whole);
+  int64_t all = 0;
+  int64_t largest = 0;
+  const auto source = open(options_.in);
+  for (const std::string& path : source->shard_paths()) {
+    const auto bytes = static_cast<int64_t>(fs::file_size(path));
+    all += bytes;
+    largest = std::max(largest, bytes);
+  }
+  const int64_t bound = largest + largest / 2;
+  ASSERT_GT(all, 5 * bound);
+  options_.report = (root_ / "report.json").string();
+  for (Quantization q : {Quantization::kW4Afp8, Quantization::kFp8Block, Quantization::kW8A8Int8}) {
+    const int64_t taken = in_child([&]() -> int64_t {
+      const int64_t before = resident_bytes();
+      return quantize(q).is_ok() ? peak_resident_bytes() - before : -1;
+    });
+    EXPECT_GT(taken, 0);
+    EXPECT_LT(taken, bound) << "of " << all << " bytes in shards of " << largest;
+    fs::remove_all(out());
+  }
+}
+#endif
 
 TEST_F(QuantizeTest, AReportThatCannotBeWrittenIsRefusedFirst) {
   options_.report = (root_ / "nowhere/report.json").string();
@@ -560,27 +598,14 @@ TEST_F(QuantizeTest, AStoppedRunKeepsWholeShards) {
   ASSERT_TRUE(quantize(Quantization::kW8A8Int8).is_ok());
   const auto expected = files_of(out());
   fs::remove_all(out());
-  std::atomic<bool> stop{false};
-  std::atomic<bool> ended{false};
-  options_.stop = &stop;
-  std::thread stopper([&] {
-    while (!fs::exists(out() + ".partial/model-00001-of-00004.safetensors") && !ended) usleep(100);
-    stop = true;
-  });
-  const Status status = quantize(Quantization::kW8A8Int8);
-  ended = true;
-  stopper.join();
-  ASSERT_EQ(status.code(), StatusCode::kCancelled) << status.message();
-  EXPECT_NE(status.message().find("of 4 shards are whole"), std::string::npos) << status.message();
-  EXPECT_FALSE(fs::exists(out()));
-  options_.stop = nullptr;
+  quantize_one_shard_of(4, Quantization::kW8A8Int8);
   EXPECT_TRUE(quantize(Quantization::kW8A8Int8).is_ok());
   EXPECT_TRUE(files_of(out()) == expected);
 }
 
 // By group, the searched scale leaves no more error than the nearest one; all in all clearly less.
 TEST_F(QuantizeTest, SearchedScalesLowerTheReportedDistortion) {
-  options_.in = std::string(SORTIE_SOURCE_DIR) + "/models/mini";
+  options_.in = kMini;
   options_.report = (root_ / "report.json").string();
   ASSERT_TRUE(quantize(Quantization::kW4Afp8).is_ok());
   const auto nearest = nlohmann::json::parse(read_file(options_.report));

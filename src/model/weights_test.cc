@@ -10,6 +10,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "base/folder_test_util.h"
 #include "base/json.h"
 #include "quant/matrix_ops.h"
 
@@ -91,15 +92,10 @@ void expect_same(const Weights& a, const Weights& b, bool with_kv_b = true) {
 class Folder {
  public:
   explicit Folder(const std::string& from) {
-    std::string pattern =
-        (std::filesystem::temp_directory_path() / "sortie-weights-XXXXXX").string();
-    EXPECT_NE(::mkdtemp(pattern.data()), nullptr);
-    path_ = pattern;
     if (!from.empty()) {
       std::filesystem::copy(from, path_, std::filesystem::copy_options::recursive);
     }
   }
-  ~Folder() { std::filesystem::remove_all(path_); }
   const std::string& path() const { return path_; }
   void write(const std::string& name, const std::string& text) const {
     std::ofstream(path_ + "/" + name, std::ios::binary) << text;
@@ -112,7 +108,8 @@ class Folder {
   }
 
  private:
-  std::string path_;
+  TemporaryFolder folder_;
+  const std::string path_ = folder_.path();
 };
 
 struct Item {

@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
 #include <fstream>
 
+#include "base/folder_test_util.h"
 #include "text/byte_level.h"
 #include "text/test_data.h"
 
@@ -187,18 +187,16 @@ TEST(Tiktoken, LyingFilesGetASentence) {
 }
 
 TEST(Tiktoken, AFolderWithoutTokenizerJson) {
-  std::string folder = std::filesystem::temp_directory_path() / "sortie_tiktoken_XXXXXX";
-  ASSERT_NE(mkdtemp(folder.data()), nullptr);
-  std::ofstream(folder + "/tiktoken.model") << file_of(all_bytes());
-  const auto t = Tokenizer::load(folder);
+  const TemporaryFolder folder;
+  std::ofstream(folder / "tiktoken.model") << file_of(all_bytes());
+  const auto t = Tokenizer::load(folder.path());
   ASSERT_TRUE(t.is_ok()) << t.status().message();
   EXPECT_EQ((*t)->encode("a", false).value(), (Ids{'a'}));
-  std::ofstream(folder + "/tiktoken.model") << "nonsense";
-  const auto bad = Tokenizer::load(folder);
+  std::ofstream(folder / "tiktoken.model") << "nonsense";
+  const auto bad = Tokenizer::load(folder.path());
   ASSERT_FALSE(bad.is_ok());
-  EXPECT_NE(bad.status().message().find(folder + ": tiktoken.model cannot be used: line 1"),
+  EXPECT_NE(bad.status().message().find(folder.path() + ": tiktoken.model cannot be used: line 1"),
             std::string::npos);
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

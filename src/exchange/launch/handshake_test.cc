@@ -5,9 +5,10 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <string>
+
+#include "base/folder_test_util.h"
 
 namespace sortie::exchange {
 namespace {
@@ -162,19 +163,13 @@ TEST(Member, DisagreementsAreNamed) {
 
 class KeyFile : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = std::filesystem::temp_directory_path() / "sortie_key_XXXXXX";
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
   std::string write(const std::string& text, mode_t mode) {
-    const std::string path = folder_ + "/key";
+    const std::string path = folder_ / "key";
     std::ofstream(path) << text;
     chmod(path.c_str(), mode);
     return path;
   }
-  std::string folder_;
+  TemporaryFolder folder_;
 };
 
 TEST_F(KeyFile, IsReadWithoutItsNewline) {
@@ -193,8 +188,8 @@ TEST_F(KeyFile, ThatOthersCanReadIsRefused) {
 }
 
 TEST_F(KeyFile, ThatIsNoKeyIsRefused) {
-  EXPECT_FALSE(read_cluster_key(folder_ + "/none").is_ok());
-  EXPECT_FALSE(read_cluster_key(folder_).is_ok());
+  EXPECT_FALSE(read_cluster_key(folder_ / "none").is_ok());
+  EXPECT_FALSE(read_cluster_key(folder_.path()).is_ok());
   EXPECT_FALSE(read_cluster_key(write("short\n", 0600)).is_ok());
   EXPECT_FALSE(read_cluster_key(write(std::string(5000, 'x'), 0600)).is_ok());
 }
@@ -202,10 +197,10 @@ TEST_F(KeyFile, ThatIsNoKeyIsRefused) {
 TEST_F(KeyFile, OfThisHostIsMadeOnceAndKept) {
   const char* before = getenv("XDG_RUNTIME_DIR");
   const std::string saved = before == nullptr ? "" : before;
-  setenv("XDG_RUNTIME_DIR", folder_.c_str(), 1);
+  setenv("XDG_RUNTIME_DIR", folder_.path().c_str(), 1);
   const auto first = host_cluster_key();
   const auto second = host_cluster_key();
-  chmod((folder_ + "/sortie").c_str(), 0755);
+  chmod((folder_ / "sortie").c_str(), 0755);
   const auto third = host_cluster_key();
   before == nullptr ? unsetenv("XDG_RUNTIME_DIR") : setenv("XDG_RUNTIME_DIR", saved.c_str(), 1);
   ASSERT_TRUE(first.is_ok()) << first.status().message();
