@@ -12,13 +12,15 @@ targets=$(ninja -C build/fuzz -t targets all | sed -nE 's/^(fuzz_[a-z_]+): phony
 # shellcheck disable=SC2086
 phase "build" cmake --build --preset fuzz --target $targets
 
-# Only -runs and the time differ; a run ends at whichever comes first.
+# Only -runs and the time differ; a run ends at whichever comes first. X.dict beside X_fuzz.cc holds
+# words of the format that a target would not guess.
 fuzz_one() {  # TARGET RUNS SECONDS
-  local program
+  local program dict
   program=$(find build/fuzz -name "$1" -type f -perm -u+x)
+  dict=$(find src -name "${1#fuzz_}.dict")
   mkdir -p "out/corpus/$1"
   "$program" -runs="$2" -max_total_time="$3" -timeout=10 -rss_limit_mb=4096 -max_len="${MAX_LEN:-4096}" \
-    -print_final_stats=1 "out/corpus/$1"
+    -print_final_stats=1 ${dict:+"-dict=$dict"} "out/corpus/$1"
 }
 executed() { sed -nE 's/^stat::number_of_executed_units: *([0-9]+)/\1/p' "$@" | awk '{n += $1} END {print n + 0}'; }
 

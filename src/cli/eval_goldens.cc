@@ -11,6 +11,7 @@
 
 #include "base/progress.h"
 #include "cli/sequence.h"
+#include "engine/sampler.h"
 #include "model/safetensors.h"
 
 namespace sortie::cli {
@@ -140,13 +141,6 @@ float gap(const float* v, int64_t n) {
 constexpr double kMargin = 1e-3;
 constexpr double kGpuMargin = 0.05;
 
-double log_sum_exp(const float* x, int64_t n) {
-  const double largest = *std::max_element(x, x + n);
-  double sum = 0;
-  for (int64_t i = 0; i < n; ++i) sum += std::exp(x[i] - largest);
-  return largest + std::log(sum);
-}
-
 // Runs the goldens on one rank; the other ranks of the group take part with empty steps, so every
 // rank must call this with the same goldens.
 class Runner {
@@ -237,7 +231,7 @@ class Runner {
     for (int64_t i = 0; front_ && i < count; ++i) {
       const float* logits = all + i * vocab;
       const auto& top = g.top[static_cast<size_t>(first + i)];
-      const double norm = log_sum_exp(logits, vocab);
+      const double norm = engine::log_sum_exp({logits, static_cast<size_t>(vocab)});
       for (const auto& [id, theirs] : top) distance.add(logits[id] - norm, theirs);
       outcome.agree += argmax(logits, vocab) == g.greedy[static_cast<size_t>(first + i)] ? 1 : 0;
     }

@@ -25,10 +25,11 @@ Status quantize_command(const QuantizeCommand& c) {
   }
   if (c.rounding == "search") options.rounding = quant::Rounding::kSearch;
   options.report = c.report;
-  if (!c.dense.empty() && (c.dense != "fp8_block" || c.format != "w4afp8")) {
+  const bool w4afp8 = options.format == model::Quantization::kW4Afp8;
+  if (!c.dense.empty() && (c.dense != "fp8_block" || !w4afp8)) {
     return Status::usage("--dense takes fp8_block, and only with --format w4afp8");
   }
-  if (!c.calibrate.empty() && c.format != "w4afp8") {
+  if (!c.calibrate.empty() && !w4afp8) {
     return Status::usage("--calibrate makes static activation scales, which only w4afp8 has");
   }
   block_signals();

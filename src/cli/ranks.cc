@@ -32,6 +32,29 @@ namespace {
 using model::Dialect;
 using model::Quantization;
 
+constexpr std::pair<const char*, Quantization> kQuantizations[] = {
+    {"bf16", Quantization::kNone},
+    {"fp8_block", Quantization::kFp8Block},
+    {"w4afp8", Quantization::kW4Afp8},
+    {"w8a8_int8", Quantization::kW8A8Int8}};
+
+// What the weights are once they are loaded; a flag that parse_quantization refuses counts as none.
+Quantization quantization_of(const model::Config& config, const RunOptions& options) {
+  switch (config.dialect) {
+    case Dialect::kFp8Block:
+      return Quantization::kFp8Block;
+    case Dialect::kW4Afp8:
+      return Quantization::kW4Afp8;
+    case Dialect::kCompressedTensorsInt8:
+    case Dialect::kModelSlim:
+      return Quantization::kW8A8Int8;
+    case Dialect::kBf16:
+      break;
+  }
+  const auto asked = parse_quantization("--quantization", options.quantization);
+  return asked.is_ok() ? *asked : Quantization::kNone;
+}
+
 int64_t matrix_bytes(const quant::Matrix& m) { return m.n == 0 ? 0 : m.bytes(); }
 
 int64_t mlp_bytes(const model::MlpWeights& w) {
@@ -119,10 +142,11 @@ Result<exchange::Mode> parse_mode(const std::string& name) {
 }
 
 Result<Quantization> parse_quantization(const char* flag, const std::string& name) {
-  if (name.empty() || name == "bf16") return Quantization::kNone;
-  if (name == "fp8_block" || name == "fp8") return Quantization::kFp8Block;
-  if (name == "w4afp8") return Quantization::kW4Afp8;
-  if (name == "w8a8_int8") return Quantization::kW8A8Int8;
+  if (name.empty()) return Quantization::kNone;
+  if (name == "fp8") return Quantization::kFp8Block;
+  for (const auto& [known, quantization] : kQuantizations) {
+    if (name == known) return quantization;
+  }
   return Status::usage(fmt::format(
       "{} {} is unknown: take bf16, fp8_block (or fp8), w4afp8 or w8a8_int8", flag, name));
 }
@@ -139,19 +163,11 @@ Result<model::LoadOptions> load_options(const RunOptions& o) {
 }
 
 std::string quantization_name(const model::Config& config, const RunOptions& options) {
-  switch (config.dialect) {
-    case Dialect::kFp8Block:
-      return "fp8_block";
-    case Dialect::kW4Afp8:
-      return "w4afp8";
-    case Dialect::kCompressedTensorsInt8:
-    case Dialect::kModelSlim:
-      return "w8a8_int8";
-    case Dialect::kBf16:
-      break;
+  const Quantization held = quantization_of(config, options);
+  for (const auto& [name, quantization] : kQuantizations) {
+    if (held == quantization) return name;
   }
-  if (options.quantization.empty()) return "bf16";
-  return options.quantization == "fp8" ? "fp8_block" : options.quantization;
+  return "";
 }
 
 Result<model::Config> resolve(RunOptions& o) {
@@ -195,12 +211,18 @@ Result<model::Config> resolve(RunOptions& o) {
 
 model::Formats formats_of(const model::Config& config, const RunOptions& options) {
   using quant::Format;
-  const std::string name = quantization_name(config, options);
   // A w4afp8 file's other linears are fp8_block (or bf16, which its tensors alone would tell).
   const bool dense_fp8 = options.dense == "fp8_block" || config.dialect == Dialect::kW4Afp8;
-  if (name == "w4afp8") return {Format::kW4Afp8, dense_fp8 ? Format::kFp8Block : Format::kBf16};
-  if (name == "w8a8_int8") return {Format::kW8A8Int8, Format::kW8A8Int8};
-  if (name == "fp8_block") return {Format::kFp8Block, Format::kFp8Block};
+  switch (quantization_of(config, options)) {
+    case Quantization::kW4Afp8:
+      return {Format::kW4Afp8, dense_fp8 ? Format::kFp8Block : Format::kBf16};
+    case Quantization::kW8A8Int8:
+      return {Format::kW8A8Int8, Format::kW8A8Int8};
+    case Quantization::kFp8Block:
+      return {Format::kFp8Block, Format::kFp8Block};
+    case Quantization::kNone:
+      break;
+  }
   return {};
 }
 

@@ -8,13 +8,6 @@ namespace sortie::engine {
 
 namespace {
 
-double log_sum_exp(std::span<const float> x) {
-  const double largest = *std::max_element(x.begin(), x.end());
-  double sum = 0;
-  for (const float v : x) sum += std::exp(static_cast<double>(v) - largest);
-  return largest + std::log(sum);
-}
-
 // The `count` best ids, the lower id first among equals. `order` is scratch.
 void best(std::span<const float> x, double norm, size_t count, std::vector<int32_t>& order,
           std::vector<TokenLogprob>& out) {
@@ -54,6 +47,13 @@ ops::SampleRow sample_row(const SampleTarget& t) {
 }
 
 }  // namespace
+
+double log_sum_exp(std::span<const float> x) {
+  const double largest = *std::max_element(x.begin(), x.end());
+  double sum = 0;
+  for (const float v : x) sum += std::exp(static_cast<double>(v) - largest);
+  return largest + std::log(sum);
+}
 
 Result<std::span<const Sampled>> Sampler::sample(float* logits,
                                                  std::span<const SampleTarget> targets,

@@ -10,6 +10,9 @@
 
 namespace sortie::engine {
 
+// log(sum of exp(x)) of at least one number: what log-softmax takes off.
+double log_sum_exp(std::span<const float> x);
+
 // From a step's logits to its tokens: the backend draws, and log-probabilities (log-softmax of the
 // raw logits, before penalties and temperature) are read here for the requests that want them.
 class Sampler {

@@ -52,6 +52,16 @@ bool soon(Condition condition) {
   return true;
 }
 
+// Rank 0's links to a rank 1 that the test plays.
+std::vector<UniqueFd> link_to(UniqueFd& rank_1) {
+  int pair[2];
+  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+  rank_1 = UniqueFd(pair[1]);
+  std::vector<UniqueFd> links(2);
+  links[1] = UniqueFd(pair[0]);
+  return links;
+}
+
 TEST(Control, AllGatherOfBlobs) {
   Star star(4);
   std::vector<std::thread> threads;
@@ -75,13 +85,12 @@ TEST(Control, AllGatherOfBlobs) {
 // before the word was read.
 TEST(Control, LastWordsBeforeAClosedSocketAreRead) {
   for (int round = 0; round < 20; ++round) {
-    int pair[2];
-    ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    UniqueFd leaver;
+    std::vector<UniqueFd> links = link_to(leaver);
     const Bytes frame = make_frame(7, bytes("last word"));
-    ASSERT_EQ(send(pair[1], frame.data(), frame.size(), 0), static_cast<ssize_t>(frame.size()));
-    close(pair[1]);
-    std::vector<UniqueFd> links(2);
-    links[1] = UniqueFd(pair[0]);
+    ASSERT_EQ(send(leaver.get(), frame.data(), frame.size(), 0),
+              static_cast<ssize_t>(frame.size()));
+    leaver.reset();
     Control control(0, 2, std::move(links));
     std::atomic<bool> heard{false};
     control.on_frame([&](int from, uint32_t type, const Bytes& payload) {
@@ -151,12 +160,8 @@ TEST(Control, SignsOfLifeReachRanksThatAreNotNeighbours) {
 }
 
 TEST(Control, ASilentRankIsGivenUpInTheEnd) {
-  int pair[2];
-  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
-  const UniqueFd silent(pair[1]);
-  std::vector<UniqueFd> links(2);
-  links[1] = UniqueFd(pair[0]);
-  Control control(0, 2, std::move(links));
+  UniqueFd silent;
+  Control control(0, 2, link_to(silent));
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   EXPECT_FALSE(control.dead(1));  // nobody asked for it
   control.give_up_after(seconds(0.3));
@@ -165,12 +170,8 @@ TEST(Control, ASilentRankIsGivenUpInTheEnd) {
 }
 
 TEST(Control, AFrameThatIsTooLongEndsTheConnection) {
-  int pair[2];
-  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
-  const UniqueFd rogue(pair[1]);
-  std::vector<UniqueFd> links(2);
-  links[1] = UniqueFd(pair[0]);
-  Control control(0, 2, std::move(links));
+  UniqueFd rogue;
+  Control control(0, 2, link_to(rogue));
   const uint32_t head[2] = {0xffffffff, 1};
   ASSERT_EQ(send(rogue.get(), head, sizeof head, MSG_NOSIGNAL), 8);
   EXPECT_TRUE(soon([&] { return control.dead(1); }));

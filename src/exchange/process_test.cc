@@ -400,30 +400,24 @@ TEST(ChildArgs, AreTakenOutOfTheCommandLine) {
 
 #if SORTIE_HAS_UCX
 
-TEST(Ucx, Conformance) {
+void expect_conformance(const char* seed, const char* steps, const char* memory) {
   for (const int size : {2, 4}) {
     for (const Mode mode : {Mode::kLowLatency, Mode::kNormal, Mode::kAuto}) {
       const GroupRun run(size,
-                         {"conform", std::to_string(static_cast<int>(mode)), "23", "150", "sysv"});
+                         {"conform", std::to_string(static_cast<int>(mode)), seed, steps, memory});
       EXPECT_TRUE(run.ended) << run.ended.message();
     }
   }
 }
+
+TEST(Ucx, Conformance) { expect_conformance("23", "150", "sysv"); }
+
+// What ranks of different hosts do, over this host's loopback device.
+TEST(Ucx, ConformanceOverTcp) { expect_conformance("37", "100", "tcp"); }
 
 TEST(Ucx, ConformanceOverPosixMemory) {
   const GroupRun run(2, {"conform", "2", "29", "150", "posix"});
   EXPECT_TRUE(run.ended) << run.ended.message();
-}
-
-// What ranks of different hosts do, over this host's loopback device.
-TEST(Ucx, ConformanceOverTcp) {
-  for (const int size : {2, 4}) {
-    for (const Mode mode : {Mode::kLowLatency, Mode::kNormal, Mode::kAuto}) {
-      const GroupRun run(size,
-                         {"conform", std::to_string(static_cast<int>(mode)), "37", "100", "tcp"});
-      EXPECT_TRUE(run.ended) << run.ended.message();
-    }
-  }
 }
 
 TEST(Ucx, ThousandsOfEpochs) {

@@ -12,6 +12,7 @@
 
 #include "base/folder_test_util.h"
 #include "base/json.h"
+#include "model/dialect_test_util.h"
 #include "quant/matrix_ops.h"
 
 namespace sortie::model {
@@ -112,48 +113,19 @@ class Folder {
   const std::string path_ = folder_.path();
 };
 
-struct Item {
-  std::string name;
-  DType dtype;
-  std::vector<int64_t> shape;
-  std::string bytes;
-};
+using Item = DialectTensor;
 
 std::unique_ptr<Checkpoint> open(const std::string& folder) {
   Result<std::unique_ptr<Checkpoint>> r = Checkpoint::open(folder);
   return std::move(r.value());
 }
 
-std::vector<Item> items_of(const std::string& folder) {
-  const auto checkpoint = open(folder);
-  std::vector<Item> items;
-  for (const auto& [name, entry] : checkpoint->tensors()) {
-    const Tensor& t = entry.tensor;
-    items.push_back(
-        {name,
-         t.dtype,
-         {t.shape.begin(), t.shape.begin() + t.rank},
-         std::string(reinterpret_cast<const char*>(t.data), static_cast<size_t>(t.bytes()))});
-  }
-  return items;
-}
-
-void write_items(const std::string& path, const std::vector<Item>& items) {
-  SafetensorsWriter w;
-  for (const Item& i : items) w.declare(i.name, i.dtype, i.shape);
-  ASSERT_TRUE(w.open(path).is_ok());
-  for (const Item& i : items) {
-    ASSERT_TRUE(w.write(i.bytes.data(), static_cast<int64_t>(i.bytes.size())).is_ok());
-  }
-  ASSERT_TRUE(w.finish().is_ok());
-}
-
 // Rewrites a folder's tensors after `change`.
 template <typename F>
 void rewrite(const Folder& folder, F change) {
-  std::vector<Item> items = items_of(folder.path());
+  std::vector<Item> items = read_tensors(folder.path());
   change(items);
-  write_items(folder.path() + "/model.safetensors", items);
+  write_tensors(folder.path() + "/model.safetensors", items);
 }
 
 Item& item(std::vector<Item>& items, const std::string& name) {
@@ -234,7 +206,7 @@ TEST(LoadWeights, FormatsAreKept) {
 
 TEST(LoadWeights, ActivationScaleIsTheMaximumOverAllExperts) {
   float largest[2] = {0, 0};
-  for (const Item& i : items_of(formats("w4afp8"))) {
+  for (const Item& i : read_tensors(formats("w4afp8"))) {
     if (!i.name.ends_with(".input_scale")) continue;
     float v = 0;
     std::memcpy(&v, i.bytes.data(), 4);

@@ -70,9 +70,7 @@ class TokenizerFile {
     RETURN_IF_ERROR(read_merges(member(file, "model")));
     RETURN_IF_ERROR(read_added(member(file, "added_tokens")));
     ASSIGN_OR_RETURN(t_.pre_tokenizer_, PreTokenizer::make(member(file, "pre_tokenizer")));
-    index_tokens();
-    t_.bos_ = t_.id_of(token_name(config, "bos_token"));
-    t_.eos_ = t_.id_of(token_name(config, "eos_token"));
+    index_tokens(config);
     bool templated = false;
     RETURN_IF_ERROR(read_post_processor(member(file, "post_processor"), templated));
     return templated ? Status() : add_from_config(config);
@@ -99,9 +97,7 @@ class TokenizerFile {
     }
     RETURN_IF_ERROR(read_added(added));
     ASSIGN_OR_RETURN(t_.pre_tokenizer_, PreTokenizer::make(split_by(kMoonshotPattern)));
-    index_tokens();
-    t_.bos_ = t_.id_of(token_name(config, "bos_token"));
-    t_.eos_ = t_.id_of(token_name(config, "eos_token"));
+    index_tokens(config);
     return add_from_config(config);
   }
 
@@ -113,32 +109,22 @@ class TokenizerFile {
     return {{"type", "Sequence"}, {"pretokenizers", {split, bytes}}};
   }
 
-  static Status refuse_normalizer(const Json& normalizer) {
-    if (normalizer.is_null()) return {};
-    const Json& list = member(normalizer, "normalizers");
-    if (type_of(normalizer) != "Sequence" || !list.is_array()) {
-      return Status::invalid(
-          fmt::format("normalizer: the type {} is not supported", type_of(normalizer)));
+  // A step of the file ("normalizer", "decoder") is nothing, of the one type that is what happens
+  // anyway, or a sequence of such steps.
+  static Status refuse_step(const Json& step, const std::string& what, const char* known) {
+    if (step.is_null() || (known != nullptr && type_of(step) == known)) return {};
+    const Json& list = member(step, (what + "s").c_str());
+    if (type_of(step) != "Sequence" || !list.is_array()) {
+      return Status::invalid(fmt::format("{}: the type {} is not supported", what, type_of(step)));
     }
-    for (const Json& item : list) RETURN_IF_ERROR(refuse_normalizer(item));
-    return {};
-  }
-
-  static Status refuse_decoder(const Json& decoder) {
-    if (decoder.is_null() || type_of(decoder) == "ByteLevel") return {};
-    const Json& list = member(decoder, "decoders");
-    if (type_of(decoder) != "Sequence" || !list.is_array()) {
-      return Status::invalid(
-          fmt::format("decoder: the type {} is not supported", type_of(decoder)));
-    }
-    for (const Json& item : list) RETURN_IF_ERROR(refuse_decoder(item));
+    for (const Json& item : list) RETURN_IF_ERROR(refuse_step(item, what, known));
     return {};
   }
 
   static Status refuse(const Json& file) {
     if (!file.is_object()) return Status::invalid("it is not a JSON object");
-    RETURN_IF_ERROR(refuse_normalizer(member(file, "normalizer")));
-    RETURN_IF_ERROR(refuse_decoder(member(file, "decoder")));
+    RETURN_IF_ERROR(refuse_step(member(file, "normalizer"), "normalizer", nullptr));
+    RETURN_IF_ERROR(refuse_step(member(file, "decoder"), "decoder", "ByteLevel"));
     const Json& model = member(file, "model");
     const Json& type = member(model, "type");
     if (!model.is_object() || (!type.is_null() && type != "BPE")) {
@@ -294,7 +280,7 @@ class TokenizerFile {
   }
 
   // Added tokens first: where a vocabulary token has the same bytes, the added one is meant.
-  void index_tokens() {
+  void index_tokens(const Json& config) {
     t_.id_.reserve(t_.tokens_.size());
     const auto add = [&](int32_t id) {
       const std::string& bytes = t_.tokens_[static_cast<size_t>(id)].bytes;
@@ -302,6 +288,8 @@ class TokenizerFile {
     };
     for (const int32_t id : added_ids_) add(id);
     for (int32_t id = 0; id < t_.vocab_size(); ++id) add(id);
+    t_.bos_ = t_.id_of(token_name(config, "bos_token"));
+    t_.eos_ = t_.id_of(token_name(config, "eos_token"));
   }
 
   // TemplateProcessing says what stands around one text; ByteLevel only moves offsets.
@@ -364,16 +352,23 @@ class TokenizerFile {
   std::vector<int32_t> added_ids_;
 };
 
+namespace {
+
+Result<std::shared_ptr<const Tokenizer>> finished(std::shared_ptr<const Tokenizer> tokenizer,
+                                                  const Status& status, const char* file) {
+  if (status.is_ok()) return tokenizer;
+  return Status::invalid(fmt::format("{} cannot be used: {}.", file, status.message()));
+}
+
+}  // namespace
+
 Result<std::shared_ptr<const Tokenizer>> Tokenizer::parse(std::string_view tokenizer,
                                                           std::string_view config) {
   ASSIGN_OR_RETURN(const Json file, parse_json(tokenizer, "tokenizer.json"));
   ASSIGN_OR_RETURN(const Json settings, parse_settings(config));
   auto result = std::make_shared<Tokenizer>();
   const Status status = TokenizerFile(*result).read(file, settings);
-  if (!status.is_ok()) {
-    return Status::invalid(fmt::format("tokenizer.json cannot be used: {}.", status.message()));
-  }
-  return std::shared_ptr<const Tokenizer>(std::move(result));
+  return finished(std::move(result), status, "tokenizer.json");
 }
 
 Result<std::shared_ptr<const Tokenizer>> Tokenizer::parse_tiktoken(std::string_view model,
@@ -381,10 +376,7 @@ Result<std::shared_ptr<const Tokenizer>> Tokenizer::parse_tiktoken(std::string_v
   ASSIGN_OR_RETURN(const Json settings, parse_settings(config));
   auto result = std::make_shared<Tokenizer>();
   const Status status = TokenizerFile(*result).read_tiktoken(model, settings);
-  if (!status.is_ok()) {
-    return Status::invalid(fmt::format("tiktoken.model cannot be used: {}.", status.message()));
-  }
-  return std::shared_ptr<const Tokenizer>(std::move(result));
+  return finished(std::move(result), status, "tiktoken.model");
 }
 
 Result<std::shared_ptr<const Tokenizer>> Tokenizer::load(const std::string& folder) {

@@ -42,39 +42,35 @@ T marked() {
   return message;
 }
 
+struct Refusal {
+  const char* at_rank;
+  const char* at_rank_0;
+};
+
+Refusal refusal(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kGood:
+      return {"", ""};
+    case Verdict::kWrongKey:
+      return {"the two do not have the same key; give the same --cluster-key-file on all nodes",
+              "it does not know the cluster key"};
+    case Verdict::kKeyNeeded:
+      return {"it wants a key; give its --cluster-key-file here too", "it has no cluster key"};
+    case Verdict::kNoKeyHere:
+      return {"it runs without a key and this rank has one; give --cluster-key-file on all nodes",
+              "it has a cluster key and rank 0 has none"};
+    case Verdict::kOtherProgram:
+      break;
+  }
+  return {"it is not a Sortie of this version; run the same program on all nodes",
+          "it is not a Sortie of this version"};
+}
+
 }  // namespace
 
-std::string refusal_at_rank(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::kGood:
-      return "";
-    case Verdict::kWrongKey:
-      return "the two do not have the same key; give the same --cluster-key-file on all nodes";
-    case Verdict::kKeyNeeded:
-      return "it wants a key; give its --cluster-key-file here too";
-    case Verdict::kNoKeyHere:
-      return "it runs without a key and this rank has one; give --cluster-key-file on all nodes";
-    case Verdict::kOtherProgram:
-      break;
-  }
-  return "it is not a Sortie of this version; run the same program on all nodes";
-}
+std::string refusal_at_rank(Verdict verdict) { return refusal(verdict).at_rank; }
 
-std::string refusal_at_rank_0(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::kGood:
-      return "";
-    case Verdict::kWrongKey:
-      return "it does not know the cluster key";
-    case Verdict::kKeyNeeded:
-      return "it has no cluster key";
-    case Verdict::kNoKeyHere:
-      return "it has a cluster key and rank 0 has none";
-    case Verdict::kOtherProgram:
-      break;
-  }
-  return "it is not a Sortie of this version";
-}
+std::string refusal_at_rank_0(Verdict verdict) { return refusal(verdict).at_rank_0; }
 
 Bytes Handshake::refuse(Verdict verdict, Bytes message) {
   state_ = State::kRefused;

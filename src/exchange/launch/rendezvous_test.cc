@@ -260,6 +260,14 @@ TEST(Rendezvous, WhoNeverComesIsNamedInTime) {
   for (const Status& s : group.statuses) EXPECT_FALSE(s.is_ok());
 }
 
+UniqueFd listener(int port) {
+  UniqueFd other(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const sockaddr_in a = loopback(port);
+  EXPECT_EQ(bind(other.get(), reinterpret_cast<const sockaddr*>(&a), sizeof a), 0);
+  EXPECT_EQ(listen(other.get(), 1), 0);
+  return other;
+}
+
 TEST(Rendezvous, NobodyListens) {
   Group group(2, 0.3);
   const auto link = join_meeting(group.meetings[1]);
@@ -269,10 +277,7 @@ TEST(Rendezvous, NobodyListens) {
 
 TEST(Rendezvous, APortInUseAndAnAddressOfAnotherHost) {
   Group group(2, 0.3);
-  const UniqueFd other(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const sockaddr_in a = loopback(group.port());
-  ASSERT_EQ(bind(other.get(), reinterpret_cast<const sockaddr*>(&a), sizeof a), 0);
-  ASSERT_EQ(listen(other.get(), 1), 0);
+  const UniqueFd other = listener(group.port());
   EXPECT_TRUE(
       contains(hold_meeting(group.meetings[0], 1).status().message(), "the port is in use"));
   group.meetings[0].host = "192.0.2.1";  // of no host (RFC 5737)
@@ -285,10 +290,7 @@ TEST(Rendezvous, APortInUseAndAnAddressOfAnotherHost) {
 // Another program has the port: a rank does not hang on it.
 TEST(Rendezvous, AListenerThatSaysNothing) {
   Group group(2, 0.3);
-  const UniqueFd other(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const sockaddr_in a = loopback(group.port());
-  ASSERT_EQ(bind(other.get(), reinterpret_cast<const sockaddr*>(&a), sizeof a), 0);
-  ASSERT_EQ(listen(other.get(), 1), 0);
+  const UniqueFd other = listener(group.port());
   const auto link = join_meeting(group.meetings[1]);
   EXPECT_TRUE(contains(link.status().message(), "rank 1 waited for rank 0"))
       << link.status().message();
