@@ -23,6 +23,7 @@
 #if SORTIE_HAS_UCX
 #include "exchange/ucx.h"
 #endif
+#include "model/quant_rules.h"
 #include "model/upload.h"
 
 namespace sortie::cli {
@@ -40,17 +41,7 @@ constexpr std::pair<const char*, Quantization> kQuantizations[] = {
 
 // What the weights are once they are loaded; a flag that parse_quantization refuses counts as none.
 Quantization quantization_of(const model::Config& config, const RunOptions& options) {
-  switch (config.dialect) {
-    case Dialect::kFp8Block:
-      return Quantization::kFp8Block;
-    case Dialect::kW4Afp8:
-      return Quantization::kW4Afp8;
-    case Dialect::kCompressedTensorsInt8:
-    case Dialect::kModelSlim:
-      return Quantization::kW8A8Int8;
-    case Dialect::kBf16:
-      break;
-  }
+  if (config.dialect != Dialect::kBf16) return model::quantization_of(config.dialect);
   const auto asked = parse_quantization("--quantization", options.quantization);
   return asked.is_ok() ? *asked : Quantization::kNone;
 }

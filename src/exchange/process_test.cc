@@ -323,22 +323,21 @@ TEST(ProcessGroup, StartsAndEndsWithItsParent) {
   for (const pid_t pid : pids) EXPECT_EQ(kill(pid, 0), -1);
 }
 
-TEST(ProcessGroup, RanksThatNeverComeAreNamed) {
+void expect_no_start(int size, const std::vector<std::string>& args, double dist_timeout,
+                     const std::string& why) {
   const TimePoint began = Clock::now();
-  auto group = start(4, {"never"}, 0.5);
+  const auto group = start(size, args, dist_timeout);
   ASSERT_FALSE(group.is_ok());
-  EXPECT_TRUE(contains(group.status().message(), "rank 1, 3 did not join within 0.5 s"))
-      << group.status().message();
+  EXPECT_TRUE(contains(group.status().message(), why)) << group.status().message();
   EXPECT_LT(to_seconds(Clock::now() - began), 8);
 }
 
+TEST(ProcessGroup, RanksThatNeverComeAreNamed) {
+  expect_no_start(4, {"never"}, 0.5, "rank 1, 3 did not join within 0.5 s");
+}
+
 TEST(ProcessGroup, AnEarlyExitIsNamedAtOnce) {
-  const TimePoint began = Clock::now();
-  auto group = start(2, {"early-exit"}, 20);
-  ASSERT_FALSE(group.is_ok());
-  EXPECT_TRUE(contains(group.status().message(), "rank 1 was lost during start-up"))
-      << group.status().message();
-  EXPECT_LT(to_seconds(Clock::now() - began), 8);
+  expect_no_start(2, {"early-exit"}, 20, "rank 1 was lost during start-up");
 }
 
 TEST(ProcessGroup, ExitCodesAndSignalsAreReported) {

@@ -16,6 +16,22 @@ enum class LinearKind : uint8_t {
   kPlain,   // router, embeddings, heads: never quantised
 };
 
+// How the weights of a dialect are quantised.
+constexpr Quantization quantization_of(Dialect d) {
+  switch (d) {
+    case Dialect::kBf16:
+      return Quantization::kNone;
+    case Dialect::kFp8Block:
+      return Quantization::kFp8Block;
+    case Dialect::kW4Afp8:
+      return Quantization::kW4Afp8;
+    case Dialect::kCompressedTensorsInt8:
+    case Dialect::kModelSlim:
+      return Quantization::kW8A8Int8;
+  }
+  return Quantization::kNone;
+}
+
 // The form that a bf16 matrix takes under --quantization, while loading as in `sortie quantize`:
 // one rule for both, so that writing a file and loading it gives what quantising on the fly gives.
 constexpr quant::Format quantised_format(Quantization q, bool dense_fp8_block, LinearKind kind) {

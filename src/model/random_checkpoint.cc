@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
+#include "model/quant_rules.h"
 #include "model/safetensors.h"
 #include "model/weight_memory.h"
 #include "model/weights_walk.h"
@@ -24,21 +25,6 @@ using quant::kGroup;
 using quant::Matrix;
 
 namespace {
-
-constexpr Quantization quantization_of(Dialect d) {
-  switch (d) {
-    case Dialect::kBf16:
-      return Quantization::kNone;
-    case Dialect::kFp8Block:
-      return Quantization::kFp8Block;
-    case Dialect::kW4Afp8:
-      return Quantization::kW4Afp8;
-    case Dialect::kCompressedTensorsInt8:
-    case Dialect::kModelSlim:
-      return Quantization::kW8A8Int8;
-  }
-  return Quantization::kNone;
-}
 
 Format stored_format(Dialect dialect, LinearKind kind) {
   return quantised_format(quantization_of(dialect), /*dense_fp8_block=*/true, kind);
