@@ -76,7 +76,7 @@ RankTimeline decode_timeline(int rank, std::span<const std::byte> message) {
   return t;
 }
 
-void TimelineInbox::put(RankTimeline timeline) {
+void TimelineInbox::put(RankTimeline&& timeline) {
   const std::lock_guard lock(mutex_);
   there_.try_emplace(timeline.rank, std::move(timeline));
   changed_.notify_all();

@@ -33,7 +33,7 @@ RankTimeline decode_timeline(int rank, std::span<const std::byte> message);
 // Where the timelines of other processes' ranks come in.
 class TimelineInbox {
  public:
-  void put(RankTimeline timeline);  // a rank's first counts
+  void put(RankTimeline&& timeline);  // a rank's first counts
   // Waits until of each rank in [begin, end) there is a timeline or `gone` says that none is to
   // come, for `most` at most; returns what is there, by rank. `gone` may be true of a rank only
   // after its timeline was put, if it sent one.
