@@ -38,6 +38,7 @@ class Bench {
   Status open(const BenchModelOptions& o) {
     options_ = o;
     ASSIGN_OR_RETURN(form_, bench_form(o.format));
+    if (o.kv_cache_dtype == "bf16") form_.formats.cache = quant::Format::kBf16;
     ASSIGN_OR_RETURN(config_, bench_shape(o.shape));
     if (o.layers > 0) config_.num_hidden_layers = std::min(config_.num_hidden_layers, o.layers);
     if (o.ep_size < 1 || config_.n_routed_experts % o.ep_size != 0) {
@@ -70,6 +71,7 @@ class Bench {
                                      *rank.exchange,
                                      model::ModelOptions{.page_size = kPage,
                                                          .pages = pages,
+                                                         .cache_format = form_.formats.cache,
                                                          .decode_segment = 1024,
                                                          .context_length = context_});
       rank.model->fill_cache();
@@ -264,6 +266,7 @@ Status bench_decode(const BenchModelOptions& o) {
                                                   {"ep_size", o.ep_size},
                                                   {"batch", batch},
                                                   {"depth", depth},
+                                                  {"kv_cache_dtype", o.kv_cache_dtype},
                                                   {"ms", 1e3 * t.seconds.median},
                                                   {"best_ms", 1e3 * t.seconds.best},
                                                   {"tokens_per_second", rate},

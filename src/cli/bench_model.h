@@ -16,6 +16,7 @@ struct BenchModelOptions {
   std::vector<int> batch = {1};  // decode rows a rank (bench decode), tokens a rank (bench moe)
   std::vector<int> depth = {0};  // tokens already in the cache
   int prefill = 0;               // also time a prompt of so many tokens
+  std::string kv_cache_dtype = "fp32";  // or bf16
   int steps = 8;
   bool json = false;
 };

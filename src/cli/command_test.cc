@@ -476,6 +476,17 @@ TEST_P(Goldens, AllPass) {
   }
 }
 
+// With latents in bf16: the same answers where the golden's choice is clear.
+TEST_P(Goldens, Bf16CacheGivesTheAnswers) {
+  if (GetParam() == "reference") GTEST_SKIP() << "a minute a prompt: cpu_test has it judge the op";
+  const Finished f = run_sortie(
+      {"eval", "goldens", kMini, kMini + "/golden.json", "--quiet", "--kv-cache-dtype", "bf16"},
+      {"SORTIE_ISA=" + GetParam()}, 300);
+  if (f.code == 2 && f.err.find("SORTIE_ISA") != std::string::npos) GTEST_SKIP() << f.err;
+  EXPECT_EQ(f.code, 0) << f.out << f.err;
+  EXPECT_NE(f.out.find("pass\n"), std::string::npos) << f.out;
+}
+
 INSTANTIATE_TEST_SUITE_P(Backends, Goldens, testing::ValuesIn(all_devices()),
                          [](const auto& info) { return info.param; });
 

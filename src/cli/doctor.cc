@@ -86,7 +86,7 @@ Status doctor(const RunOptions& options) {
 
   RunOptions o = options;
   ASSIGN_OR_RETURN(const model::Config config, resolve(o));
-  const model::MemoryPlan plan = model::memory_plan(config, {});
+  const model::MemoryPlan plan = model::memory_plan(config, formats_of(config, o));
   line("model",
        fmt::format("{}: {} layers, hidden {}, {} experts, top-{}, vocabulary {}", config.model_type,
                    config.num_hidden_layers, config.hidden_size, config.n_routed_experts,

@@ -46,6 +46,10 @@ void add_run_flags(CLI::App& app, RunOptions& o) {
   app.add_option("--max-total-tokens", o.max_total_tokens,
                  "latent cache of a rank; 0 = fits the requests")
       ->capture_default_str();
+  app.add_option("--kv-cache-dtype", o.kv_cache_dtype,
+                 "of latents: fp32, bf16 (half the memory, attention in bf16), or auto: fp32 on "
+                 "CPUs, bf16 on GPUs")
+      ->capture_default_str();
   app.add_option("--mem-fraction-static", o.mem_fraction_static,
                  "instead: weights and cache take this share of the free memory");
   app.add_option("--decode-segment", o.decode_segment,

@@ -55,11 +55,13 @@ struct Running {
   }
 };
 
-// The probe's logits: the prompt's last row and every forced row.
+// The probe's logits: the prompt's last row and every forced row. A folder with "+bf16_cache"
+// behind it has its latents in bf16.
 std::vector<float> probe_logits(const std::string& folder, const Scenario& s,
                                 const std::string& device) {
   RunOptions o;
-  o.model = folder;
+  o.model = folder.substr(0, folder.find('+'));
+  if (o.model != folder) o.kv_cache_dtype = "bf16";
   o.device = device;
   o.ep_size = s.ranks;
   o.threads = s.threads;
@@ -181,7 +183,8 @@ INSTANTIATE_TEST_SUITE_P(
     Formats, Identity,
     testing::Combine(testing::Values("formats/bf16", "formats/fp8_block", "formats/w4afp8",
                                      "formats/w8a8_compressed_tensors", "tiny/v3-yarn",
-                                     "tiny/v2-lite", "tiny/v2-group"),
+                                     "tiny/v2-lite", "tiny/v2-group", "formats/w4afp8+bf16_cache",
+                                     "tiny/v2-lite+bf16_cache"),
                      testing::ValuesIn(all_devices())),
     [](const auto& info) {
       std::string name = std::get<0>(info.param) + "_" + std::get<1>(info.param);

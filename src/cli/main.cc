@@ -173,6 +173,9 @@ void add_bench(CLI::App& app, const Launch& launch, Action& action) {
     command->add_option("--layers", m->layers, "0 = all of the shape");
     command->add_option("--ep-size", m->ep_size)->capture_default_str();
     command->add_option("--threads", m->threads, "a rank; 0 = its share");
+    command->add_option("--kv-cache-dtype", m->kv_cache_dtype, "fp32 or bf16")
+        ->capture_default_str()
+        ->check(CLI::IsMember({"fp32", "bf16"}));
     command->add_option("--steps", m->steps)->capture_default_str()->check(at_least(1));
     command->add_flag("--json", m->json, "JSON lines");
   };

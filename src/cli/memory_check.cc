@@ -119,6 +119,7 @@ model::RankLoad rank_load(const model::Config& config, const RunOptions& o) {
   const int64_t page = o.page_size;
   return {.cache_tokens = saturating_product(quant::ceil_div(o.max_total_tokens, page), page),
           .cache_layers = config.num_hidden_layers + (o.mtp ? config.num_nextn_predict_layers : 0),
+          .cache_format = cache_format(o),
           .context_length = o.context_length,
           .step_rows = o.chunked_prefill_size + o.max_running_requests,
           .decode_rows = o.max_running_requests,

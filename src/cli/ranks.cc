@@ -106,6 +106,10 @@ Status check(const RunOptions& o) {
     return Status::usage(fmt::format("--mem-fraction-static {}: must be above 0 and below 1",
                                      o.mem_fraction_static));
   }
+  if (o.kv_cache_dtype != "auto" && o.kv_cache_dtype != "fp32" && o.kv_cache_dtype != "bf16") {
+    return Status::usage(
+        fmt::format("--kv-cache-dtype {} is unknown: take auto, fp32 or bf16", o.kv_cache_dtype));
+  }
   if (o.on_rank_loss != "fail" && o.on_rank_loss != "degrade") {
     return Status::usage(
         fmt::format("--on-rank-loss {} is unknown: take fail or degrade", o.on_rank_loss));
@@ -172,6 +176,10 @@ Result<model::Config> resolve(RunOptions& o) {
         "--device cuda runs on one GPU so far: take --ep-size 1 and the local exchange, and "
         "calibrate with sortie quantize on the CPU");
   }
+  if (device.gpu != nullptr && o.kv_cache_dtype == "fp32") {
+    return Status::usage("--kv-cache-dtype fp32: a GPU's latents are bf16; leave it out");
+  }
+  if (o.kv_cache_dtype == "auto") o.kv_cache_dtype = device.gpu != nullptr ? "bf16" : "fp32";
   if (o.a2a_backend == "deepep" || o.a2a_backend == "auto") o.a2a_backend = "local";
   if (o.a2a_backend != "local" && o.a2a_backend != "ucx") {
     return Status::usage(fmt::format(
@@ -200,21 +208,26 @@ Result<model::Config> resolve(RunOptions& o) {
   return config;
 }
 
+quant::Format cache_format(const RunOptions& options) {
+  return options.kv_cache_dtype == "bf16" ? quant::Format::kBf16 : quant::Format::kF32;
+}
+
 model::Formats formats_of(const model::Config& config, const RunOptions& options) {
   using quant::Format;
+  const Format cache = cache_format(options);
   // A w4afp8 file's other linears are fp8_block (or bf16, which its tensors alone would tell).
   const bool dense_fp8 = options.dense == "fp8_block" || config.dialect == Dialect::kW4Afp8;
   switch (quantization_of(config, options)) {
     case Quantization::kW4Afp8:
-      return {Format::kW4Afp8, dense_fp8 ? Format::kFp8Block : Format::kBf16};
+      return {Format::kW4Afp8, dense_fp8 ? Format::kFp8Block : Format::kBf16, cache};
     case Quantization::kW8A8Int8:
-      return {Format::kW8A8Int8, Format::kW8A8Int8};
+      return {Format::kW8A8Int8, Format::kW8A8Int8, cache};
     case Quantization::kFp8Block:
-      return {Format::kFp8Block, Format::kFp8Block};
+      return {Format::kFp8Block, Format::kFp8Block, cache};
     case Quantization::kNone:
       break;
   }
-  return {};
+  return {.cache = cache};
 }
 
 namespace {
@@ -251,6 +264,7 @@ Result<std::vector<std::string>> settings_of(const RunOptions& o) {
       "--device " + o.device,
       "--quantization " + (o.quantization.empty() ? "(none)" : o.quantization),
       "--dense " + (o.dense.empty() ? "(none)" : o.dense),
+      "--kv-cache-dtype " + o.kv_cache_dtype,
       "--deepep-mode " + o.deepep_mode,
       fmt::format("--max-running-requests {}", o.max_running_requests),
       fmt::format("--chunked-prefill-size {}", o.chunked_prefill_size),
@@ -376,6 +390,7 @@ Status Ranks::build() {
   const model::ModelOptions model_options{
       .page_size = o.page_size,
       .pages = static_cast<int32_t>(quant::ceil_div(o.max_total_tokens, o.page_size)),
+      .cache_format = cache_format(o),
       .decode_segment = o.decode_segment,
       .context_length = o.context_length,
       .mtp = o.mtp};
@@ -407,8 +422,9 @@ Status Ranks::build() {
   plan_.emplace_back(
       "experts", fmt::format("{} over {} rank{} ({}), exchange {}", config_.n_routed_experts,
                              o.ep_size, o.ep_size == 1 ? "" : "s", o.a2a_backend, o.deepep_mode));
-  plan_.emplace_back("cache", fmt::format("{} tokens a rank in pages of {}, decode segment {}",
-                                          o.max_total_tokens, o.page_size, o.decode_segment));
+  plan_.emplace_back(
+      "cache", fmt::format("{} tokens a rank, {}, in pages of {}, decode segment {}",
+                           o.max_total_tokens, o.kv_cache_dtype, o.page_size, o.decode_segment));
   return Status::ok();
 }
 

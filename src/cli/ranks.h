@@ -36,10 +36,11 @@ struct RunOptions {
   int64_t chunked_prefill_size = 256;
   int64_t context_length = 0;  // 0 = the model's, at most 8192
   int64_t page_size = 64;
-  int64_t max_total_tokens = 0;     // latent cache of a rank; 0 = enough for all running requests
-  double mem_fraction_static = 0;   // or: of the free memory, for weights and cache together
-  int64_t decode_segment = 0;       // 0 = the default
-  int64_t max_dispatch_tokens = 0;  // 0 = max_running_requests
+  int64_t max_total_tokens = 0;  // latent cache of a rank; 0 = enough for all running requests
+  std::string kv_cache_dtype = "auto";  // auto (bf16 on a GPU, else fp32), fp32 or bf16
+  double mem_fraction_static = 0;       // or: of the free memory, for weights and cache together
+  int64_t decode_segment = 0;           // 0 = the default
+  int64_t max_dispatch_tokens = 0;      // 0 = max_running_requests
   double exchange_timeout = 10;
   double step_timeout = 300;
   double dist_timeout = 60;
@@ -61,6 +62,8 @@ struct Launch {
 Result<model::Config> resolve(RunOptions& options);
 
 Result<exchange::Mode> parse_mode(const std::string& name);
+// The latents' format, which resolve() has checked.
+quant::Format cache_format(const RunOptions& options);
 // `flag` is named in the error.
 Result<model::Quantization> parse_quantization(const char* flag, const std::string& name);
 // How the flags want the weights loaded, but for what a calibration would add.

@@ -57,7 +57,8 @@ class DeepSeek final : public Model {
   T* add_norm(const ops::NormWeight& w, const T* delta, float* residual, int64_t tokens,
               bool starts = false);
   Output head(const quant::Matrix& lm_head, const T* hidden, const std::vector<int32_t>& rows);
-  ops::LatentCacheOf<T> cache(int layer);
+  int64_t layer_latents() const;  // bytes
+  ops::LatentCache cache(int layer);
   void note_amax(int layer, const ExpertRows& lists, const quant::Rows& x, const quant::Rows& h);
   template <typename V>
   V* alloc(int64_t n) {

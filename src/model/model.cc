@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <type_traits>
 #include <utility>
 
 #include "model/deepseek.h"
+#include "quant/matrix_ops.h"
 
 namespace sortie::model {
 
@@ -39,8 +41,9 @@ DeepSeek<T>::DeepSeek(Config config, std::shared_ptr<const Weights> weights,
         "bf16 activations live on a device, fp32 do not");
   const Memory* memory = ops_.device == nullptr ? nullptr : &ops_.device->memory;
   const size_t layers = weights_->layers.size() + (options_.mtp ? weights_->mtp.size() : 0);
-  const int64_t width = int64_t{options_.pages} * options_.page_size * config_.latent_width();
-  latents_ = AlignedBuffer(layers * static_cast<size_t>(width) * sizeof(T), memory);
+  CHECK(!kHasDevice<T> || options_.cache_format == quant::Format::kBf16,
+        "a device's latents are bf16");
+  latents_ = AlignedBuffer(layers * static_cast<size_t>(layer_latents()), memory);
   cos_sin_table_ = cos_sin_.data();
   if (ops_.device != nullptr) {
     const size_t bytes = cos_sin_.size() * sizeof(float);
@@ -261,10 +264,17 @@ T* DeepSeek<T>::add_norm(const ops::NormWeight& w, const T* delta, float* residu
 }
 
 template <typename T>
-ops::LatentCacheOf<T> DeepSeek<T>::cache(int layer) {
-  const int64_t width = config_.latent_width();
-  const int64_t elements = int64_t{options_.pages} * options_.page_size * width;
-  return {reinterpret_cast<T*>(latents_.data()) + layer * elements, options_.page_size, width};
+int64_t DeepSeek<T>::layer_latents() const {
+  return quant::code_bytes(options_.cache_format, int64_t{options_.pages} * options_.page_size,
+                           config_.latent_width());
+}
+
+template <typename T>
+ops::LatentCache DeepSeek<T>::cache(int layer) {
+  return {.base = latents_.data() + layer * layer_latents(),
+          .page_size = options_.page_size,
+          .width = config_.latent_width(),
+          .format = options_.cache_format};
 }
 
 template <typename T>
@@ -272,17 +282,18 @@ void DeepSeek<T>::fill_cache() {
   const auto value = [](size_t i) {
     return static_cast<float>(i * 2654435761u % 255) / 255.0f - 0.5f;
   };
-  if constexpr (!kHasDevice<T>) {
-    auto* floats = reinterpret_cast<float*>(latents_.data());
-    for (size_t i = 0; i < latents_.size() / sizeof(float); ++i) floats[i] = value(i);
-  } else {
-    // The values repeat after 255, so one block of a multiple of that many tiles the cache.
-    std::vector<bf16> block(size_t{255} << 12);
-    for (size_t i = 0; i < block.size(); ++i) block[i] = to_bf16(value(i));
-    const size_t bytes = block.size() * sizeof(bf16);
-    for (size_t at = 0; at < latents_.size(); at += bytes) {
-      ops_.device->upload(latents_.data() + at, block.data(), std::min(bytes, latents_.size() - at),
-                          context_.stream);
+  // The values repeat after 255, so one block of a multiple of that many tiles the cache.
+  std::vector<float> values(size_t{255} << 12);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = value(i);
+  const auto n = static_cast<int64_t>(values.size());
+  std::vector<std::byte> block(static_cast<size_t>(quant::code_bytes(options_.cache_format, 1, n)));
+  quant::store_plain_row(options_.cache_format, values.data(), n, block.data());
+  for (size_t at = 0; at < latents_.size(); at += block.size()) {
+    const size_t bytes = std::min(block.size(), latents_.size() - at);
+    if constexpr (kHasDevice<T>) {
+      ops_.device->upload(latents_.data() + at, block.data(), bytes, context_.stream);
+    } else {
+      std::memcpy(latents_.data() + at, block.data(), bytes);
     }
   }
 }

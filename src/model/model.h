@@ -36,10 +36,11 @@ struct Step {
 
 struct ModelOptions {
   int64_t page_size = 64;
-  int32_t pages = 0;             // latent cache of this rank
-  int64_t decode_segment = 256;  // S; see docs/numerics.md
-  int64_t context_length = 0;    // positions that the rope table covers
-  bool mtp = false;              // keep a cache for the MTP layers too
+  int32_t pages = 0;                                 // latent cache of this rank
+  quant::Format cache_format = quant::Format::kF32;  // or kBf16; a device's is kBf16
+  int64_t decode_segment = 256;                      // S; see docs/numerics.md
+  int64_t context_length = 0;                        // positions that the rope table covers
+  bool mtp = false;                                  // keep a cache for the MTP layers too
 };
 
 // One rank of a model: weights, cache, backend and its end of the exchange. What of it depends on

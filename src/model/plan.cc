@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/saturate.h"
+#include "quant/matrix_ops.h"
 
 namespace sortie::model {
 
@@ -83,13 +84,14 @@ MemoryPlan memory_plan(const Config& c, const Formats& f) {
   plan.parameters = saturating_add(held.parameters, experts.parameters);
   plan.active_parameters = chosen.parameters;
   plan.bytes_per_token = chosen.bytes;
-  plan.cache_bytes_per_token = c.num_hidden_layers * c.latent_width() * int64_t{sizeof(float)};
+  plan.cache_bytes_per_token =
+      c.num_hidden_layers * c.latent_width() * quant::code_bytes(f.cache, 1, 1);
   return plan;
 }
 
 int64_t cache_bytes(const Config& c, const RankLoad& load) {
   return saturating_product(load.cache_layers, load.cache_tokens, c.latent_width(),
-                            int64_t{sizeof(float)});
+                            quant::code_bytes(load.cache_format, 1, 1));
 }
 
 // Follows deepseek.cc: what attention and the MLP or MoE of a layer allocate stays until the layer

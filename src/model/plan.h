@@ -11,6 +11,7 @@ namespace sortie::model {
 struct Formats {
   quant::Format experts = quant::Format::kBf16;
   quant::Format linears = quant::Format::kBf16;  // attention, dense and shared MLPs
+  quant::Format cache = quant::Format::kF32;     // latents: kF32 or kBf16
 };
 
 // Bytes that a model needs and moves, from its config alone, before anything is loaded.
@@ -30,8 +31,9 @@ MemoryPlan memory_plan(const Config& config, const Formats& formats);
 
 // How much one rank has at once, as its options say.
 struct RankLoad {
-  int64_t cache_tokens = 0;    // positions of the latent cache, whole pages
-  int64_t cache_layers = 0;    // layers that have one
+  int64_t cache_tokens = 0;  // positions of the latent cache, whole pages
+  int64_t cache_layers = 0;  // layers that have one
+  quant::Format cache_format = quant::Format::kF32;
   int64_t context_length = 0;  // positions of the rope table
   int64_t step_rows = 0;       // prompt and decode rows of the largest step
   int64_t decode_rows = 0;     // decode rows among them

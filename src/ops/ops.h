@@ -179,19 +179,20 @@ struct RouteOf {
 using Route = RouteOf<float>;
 
 // One layer's paged latent cache. Position p of a request lives in page table[p / page_size], row
-// p % page_size; a row is [kv_lora_rank latent (normed) | rope_dim roped key], fp32 on CPU.
-template <typename T>
-struct LatentCacheOf {
-  T* base = nullptr;  // [pages, page_size, width]
+// p % page_size; a row is [kv_lora_rank latent (normed) | rope_dim roped key].
+struct LatentCache {
+  std::byte* base = nullptr;  // [pages, page_size, width]
   int64_t page_size = 0;
-  int64_t width = 0;  // kv_lora_rank + qk_rope_head_dim
-  T* row(int64_t page, int64_t in_page) const {
-    return base + (page * page_size + in_page) * width;
+  int64_t width = 0;                           // kv_lora_rank + qk_rope_head_dim
+  quant::Format format = quant::Format::kF32;  // or kBf16, the only one on a device
+  int64_t row_bytes() const { return Matrix{.format = format, .k = width}.code_row_bytes(); }
+  std::byte* row(int64_t page, int64_t in_page) const {
+    return base + (page * page_size + in_page) * row_bytes();
   }
 };
-using LatentCache = LatentCacheOf<float>;
 
-// kv_a output -> cache rows: rms_norm of the latent, rope of the key part, written in place.
+// kv_a output -> cache rows: rms_norm of the latent, rope of the key part, rounded once to the
+// cache's format.
 template <typename T>
 struct KvAppendOf {
   const T* kv;  // [tokens, kv_stride]: latent, then key part
@@ -202,7 +203,7 @@ struct KvAppendOf {
   const int32_t* positions;           // [tokens]
   const float* cos_sin;               // as in Rope
   const int32_t* const* page_tables;  // [tokens] the request's page table
-  LatentCacheOf<T> cache;
+  LatentCache cache;
 };
 using KvAppend = KvAppendOf<float>;
 
@@ -214,7 +215,8 @@ using KvAppend = KvAppendOf<float>;
 //     request may have several (1 to 4 on GPUs).
 // Keys are walked in blocks of a fixed size counted from position 0; decode cuts them at multiples
 // of `segment`, folds each from a fresh state and merges in ascending order. So no result depends
-// on the other rows or on how a prompt was cut.
+// on the other rows or on how a prompt was cut. Over a bf16 cache a backend may round the query in
+// latent space and the softmax's exponentials to bf16 too.
 template <typename T>
 struct MlaOf {
   const T* q;  // [tokens, heads, nope + rope_dim]
@@ -232,7 +234,7 @@ struct MlaOf {
   int64_t keys;              // no position is at or past this; on a device grids follow from it
   const int32_t* positions;  // [tokens]
   const int32_t* const* page_tables;  // [tokens]
-  LatentCacheOf<T> cache;
+  LatentCache cache;
   T* out;  // [tokens, heads * v_dim]
 };
 using Mla = MlaOf<float>;

@@ -35,6 +35,16 @@ void dequantise_row(const Matrix& w, int64_t row, float* out) {
   }
 }
 
+void store_plain_row(Format format, const float* x, int64_t n, std::byte* row) {
+  CHECK(format == Format::kF32 || format == Format::kBf16, "only plain rows are stored");
+  if (format == Format::kF32) {
+    std::memcpy(row, x, static_cast<size_t>(n) * sizeof(float));
+    return;
+  }
+  auto* out = reinterpret_cast<bf16*>(row);
+  for (int64_t i = 0; i < n; ++i) out[i] = to_bf16(x[i]);
+}
+
 namespace {
 
 // `rows` rows, of which `codes` and `scales` hold the first, with the scales as stored.

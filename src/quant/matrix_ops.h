@@ -19,6 +19,9 @@ constexpr int64_t scale_bytes(Format format, int64_t n, int64_t k) {
 // Row `row` in fp32: code * scale, rounded nowhere else. out [k].
 void dequantise_row(const Matrix& w, int64_t row, float* out);
 
+// x [n] as a row of kF32 or kBf16.
+void store_plain_row(Format format, const float* x, int64_t n, std::byte* row);
+
 // Quantises rows [begin, end) of `source` (kF32, kBf16 or kFp8Block, which is rounded to bf16 on
 // the way) into a matrix of `format` whose whole codes and scales are given, in Matrix's form (int4
 // scales bf16, int8 scales fp32). begin is a multiple of 128, and end too or the last row. Pieces

@@ -2,6 +2,7 @@
 #include <immintrin.h>
 
 #include "backends/cpu/avx512_gemm.h"
+#include "backends/cpu/avx512_math.h"
 #include "backends/cpu/kernels.h"
 
 namespace sortie::cpu {
@@ -28,26 +29,6 @@ inline float lane_sum(__m512 v) {
   __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
   quarter = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
   return _mm_cvtss_f32(_mm_add_ss(quarter, _mm_movehdup_ps(quarter)));
-}
-
-// e^x within about 1 ulp: x = n ln 2 + r, |r| <= ln 2 / 2, e^r = 1 + r + r^2 q(r) with q of degree
-// 4 (Chebyshev fit, relative error 1.1e-8), times 2^n. Below -104 the result is 0, above 88.73
-// infinite; NaN stays.
-inline __m512 exp(__m512 x) {
-  // min and max return their second operand if one is NaN.
-  x = _mm512_min_ps(_mm512_set1_ps(89.0f), _mm512_max_ps(_mm512_set1_ps(-105.0f), x));
-  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(0x1.715476p+0f)),
-                                        _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0x1.62e4p-1f), x);
-  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0x1.7f7d1cp-20f), r);
-  __m512 q = _mm512_set1_ps(0x1.6d117cp-10f);
-  q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0x1.120be2p-7f));
-  q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0x1.555518p-5f));
-  q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0x1.5554dcp-3f));
-  q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0.5f));
-  // 1 + (r + r^2 q): the small terms first, so that one rounding decides the last bit.
-  const __m512 small = _mm512_fmadd_ps(_mm512_mul_ps(r, r), q, r);
-  return _mm512_scalef_ps(_mm512_add_ps(_mm512_set1_ps(1.0f), small), n);
 }
 
 int64_t prepared_bytes(Format format, int64_t k) {
@@ -316,6 +297,8 @@ const Kernels kAvx512Kernels = {
     .accumulate = accumulate,
     .dequantise = avx512_dequantise,
     .softmax_block = softmax_block,
+    .attend_prepare = avx512_attend_prepare,
+    .attend = avx512_attend,
     .amax_bits = amax_bits,
     .e4m3_codes = e4m3_codes,
     .int8_codes = int8_codes,

@@ -167,6 +167,8 @@ void avx512_gemm_f32(const Panel& p);
 void avx512_gemm_bf16(const Panel& p);
 void avx512_gemm_tiles(const Panel& p);  // the quantised formats, packed
 
+void avx512_attend_prepare(const float* q, int64_t heads, int64_t width, std::byte* out);
+void avx512_attend(const AttendBlock& block);
 void avx512_prepare_f32(const float* x, int64_t k, float* out);  // for bf16 weights
 void avx512_dequantise(quant::Format format, const std::byte* codes, const float* scales, int64_t k,
                        float* out);

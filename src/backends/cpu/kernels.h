@@ -56,6 +56,30 @@ struct Accumulate {
   int64_t columns;
 };
 
+// Attention of up to 16 heads over a block of bf16 latents, by products of bf16: the query and the
+// exponentials are rounded to it, sums are fp32. A vector's lanes are heads; what lane h computes
+// depends on head h alone.
+constexpr int64_t kLaneHeads = 16;
+constexpr int64_t kBlockKeys = 64;
+constexpr int64_t kBlockScratch = (kBlockKeys + kBlockKeys / 2) * kLaneHeads;  // floats
+struct AttendBlock {
+  const void* const* keys;  // [count] latents of `width` bf16, `lora` of them the values
+  int64_t count;            // 1 to kBlockKeys
+  const void* const* next;  // [next_count] latents that will be wanted next: asked for meanwhile
+  int64_t next_count;
+  int64_t width;             // even
+  int64_t lora;              // a multiple of 16
+  const std::byte* queries;  // as attend_prepare left them
+  int64_t heads;
+  float scale;
+  // One online softmax a head: context / sum is the result. max -inf: nothing was summed yet, and
+  // the context is not read.
+  float* max;      // [kLaneHeads]
+  float* sum;      // [kLaneHeads]
+  float* context;  // [heads, lora]
+  float* scratch;  // [kBlockScratch], 64-byte aligned
+};
+
 struct Kernels {
   // Activation codes in the form the set's gemm wants them. Bytes of a row of k, 0 = as they are.
   int64_t (*prepared_bytes)(quant::Format format, int64_t k);
@@ -74,6 +98,11 @@ struct Kernels {
   // One block of an online softmax: s[i] = exp(s[i] * scale - new max), `max` and `sum` updated;
   // returns exp(old max - new max), by which what was summed before must be multiplied.
   float (*softmax_block)(float* s, int64_t n, float scale, float* max, float* sum);
+
+  // Null: attention over bf16 latents is made of gemm, softmax_block and accumulate.
+  // q [heads, width] -> pairs of bf16 [width / 2, kLaneHeads], 64-byte aligned.
+  void (*attend_prepare)(const float* q, int64_t heads, int64_t width, std::byte* out);
+  void (*attend)(const AttendBlock& block);
 
   uint32_t (*amax_bits)(const float* x, int64_t n);  // as quant/amax.h
   void (*e4m3_codes)(const float* x, int64_t n, float scale, uint8_t* codes);

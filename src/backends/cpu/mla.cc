@@ -1,8 +1,10 @@
 // Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) over the paged cache.
-// Scores are dot products of the gemm kernel, values are summed by `accumulate`, keys ascending.
+// Scores are dot products of the gemm kernel, values are summed by `accumulate`, keys ascending;
+// over a bf16 cache decode has a kernel of its own where the set supplies one.
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "backends/cpu/drivers.h"
 #include "quant/matrix_ops.h"
@@ -16,9 +18,9 @@ using quant::Format;
 
 // Keys a block, counted from position 0 or from the segment's start: 64 latents of 576 floats stay
 // in the second-level cache for all heads and both passes.
-constexpr int64_t kKeys = 64;
+constexpr int64_t kKeys = kBlockKeys;
 
-const float* latent(const ops::Mla& a, const int32_t* pages, int64_t key) {
+const std::byte* latent(const ops::Mla& a, const int32_t* pages, int64_t key) {
   return a.cache.row(pages[key / a.cache.page_size], key % a.cache.page_size);
 }
 
@@ -69,9 +71,8 @@ struct PanelSpace {
   float* unpacked;  // [the largest k]
 };
 
-PanelSpace panel_space(const ops::Mla& a, int64_t k, const ops::Context& c,
-                       const Kernels& kernels) {
-  const int64_t bytes = kernels.prepared_bytes(a.w_kv_b.format, a.lora);
+PanelSpace panel_space(Format format, int64_t k, const ops::Context& c, const Kernels& kernels) {
+  const int64_t bytes = kernels.prepared_bytes(format, k);
   return {.prepared = c.scratch.alloc<std::byte>(kPanelRows * bytes),
           .row_bytes = bytes,
           .unpacked = c.scratch.alloc<float>(k)};
@@ -133,6 +134,12 @@ struct Decode {
   State* states;    // [segments, heads]
   float* contexts;  // [segments, heads, lora]
 
+  // attend_prepare's form of the queries, [tokens, groups of kLaneHeads][lane_bytes()], or null
+  // where attention is not made in lanes.
+  std::byte* lanes;
+  int64_t lane_groups() const { return ceil_div(a.heads, kLaneHeads); }
+  int64_t lane_bytes() const { return width / 2 * kLaneHeads * 4; }
+
   int64_t segments(int64_t t) const { return ceil_div(int64_t{a.positions[t]} + 1, segment); }
 };
 
@@ -170,9 +177,10 @@ void absorb(const Decode& d, int64_t head, const WeightSpace& space) {
   }
 }
 
-// The buffers of one thread in `attend`.
+// The buffers of one thread in `attend` and `attend_in_lanes`.
 struct AttendSpace {
-  const void** keys;  // [kKeys]
+  const void** keys;  // [2 * kKeys]
+  float* block;       // [kBlockScratch] in lanes, which needs nothing else
   GemmRow* rows;      // [heads]
   float* scores;      // [heads, kKeys]
   float* factors;     // [heads]
@@ -197,7 +205,7 @@ void attend(const Decode& d, int64_t t, int64_t s, int64_t head, int64_t count,
         space.rows[h] =
             gemm_row(d.query + (t * a.heads + head + h) * d.width, space.scores + h * kKeys + i);
       }
-      multiply({.format = Format::kF32,
+      multiply({.format = a.cache.format,
                 .n = run,
                 .k = d.width,
                 .codes = static_cast<const std::byte*>(space.keys[i])},
@@ -214,11 +222,51 @@ void attend(const Decode& d, int64_t t, int64_t s, int64_t head, int64_t count,
                     .a = space.scores,
                     .a_stride = kKeys,
                     .b = space.keys,
-                    .b_is_bf16 = false,
+                    .b_is_bf16 = a.cache.format == Format::kBf16,
                     .rows = count,
                     .depth = keys,
                     .columns = a.lora});
   }
+}
+
+// The same for the heads of a lane group.
+void attend_in_lanes(const Decode& d, int64_t t, int64_t s, int64_t group,
+                     const AttendSpace& space) {
+  const ops::Mla& a = d.a;
+  const int64_t head = group * kLaneHeads;
+  const int64_t heads = std::min(kLaneHeads, a.heads - head);
+  const int64_t at = (d.first[t] + s) * a.heads + head;
+  float max[kLaneHeads];
+  float sum[kLaneHeads] = {};
+  std::fill_n(max, kLaneHeads, kFresh.max);
+  const int64_t end = std::min((s + 1) * d.segment, int64_t{a.positions[t]} + 1);
+  const auto locate = [&](int64_t begin, const void** keys) {
+    const int64_t n = std::clamp<int64_t>(end - begin, 0, kKeys);
+    for (int64_t i = 0; i < n; ++i) keys[i] = latent(a, a.page_tables[t], begin + i);
+    return n;
+  };
+  const void** keys = space.keys;
+  const void** next = space.keys + kKeys;
+  int64_t count = locate(s * d.segment, keys);
+  for (int64_t begin = s * d.segment; begin < end; begin += kKeys) {
+    const int64_t next_count = locate(begin + kKeys, next);
+    d.k.attend({.keys = keys,
+                .count = count,
+                .next = next,
+                .next_count = next_count,
+                .width = d.width,
+                .lora = a.lora,
+                .queries = d.lanes + (t * d.lane_groups() + group) * d.lane_bytes(),
+                .heads = heads,
+                .scale = a.scale,
+                .max = max,
+                .sum = sum,
+                .context = d.contexts + at * a.lora,
+                .scratch = space.block});
+    std::swap(keys, next);
+    count = next_count;
+  }
+  for (int64_t h = 0; h < heads; ++h) d.states[at + h] = {max[h], sum[h]};
 }
 
 // Folds a row's segments into the first, ascending, and divides.
@@ -255,8 +303,9 @@ void project(const Decode& d, int64_t head, const WeightSpace& space) {
 }
 
 // Heads that walk a segment together, up to 16 that share each block of latents (with 8 the cache
-// is read twice as often); fewer where threads would otherwise have nothing to do.
+// is read twice as often); fewer where threads would otherwise have nothing to do, but in lanes.
 int64_t heads_together(const Decode& d, int64_t segments, int threads) {
+  if (d.lanes != nullptr) return kLaneHeads;
   int64_t heads = std::min<int64_t>(16, d.a.heads);
   while (heads > 2 && segments * ceil_div(d.a.heads, heads) < threads) heads /= 2;
   return heads;
@@ -270,20 +319,29 @@ void attend_all(const Decode& d, const ops::Context& c) {
   Arena::Scope scope(c.scratch);
   auto* spaces = c.scratch.alloc<AttendSpace>(c.threads.size());
   for (int i = 0; i < c.threads.size(); ++i) {
-    spaces[i] = {.keys = c.scratch.alloc<const void*>(kKeys),
-                 .rows = c.scratch.alloc<GemmRow>(together),
-                 .scores = c.scratch.alloc<float>(together * kKeys),
-                 .factors = c.scratch.alloc<float>(together),
-                 .panel = panel_space(a, d.width, c, d.k)};
+    spaces[i].keys = c.scratch.alloc<const void*>(2 * kKeys);
+    if (d.lanes != nullptr) {
+      spaces[i].block = c.scratch.alloc<float>(kBlockScratch);
+      continue;
+    }
+    spaces[i].rows = c.scratch.alloc<GemmRow>(together);
+    spaces[i].scores = c.scratch.alloc<float>(together * kKeys);
+    spaces[i].factors = c.scratch.alloc<float>(together);
+    spaces[i].panel = panel_space(a.cache.format, d.width, c, d.k);
   }
   run_shared(c, segments * a.heads * d.width, [&](int thread, int threads) {
     const Share share = share_of(segments * groups, thread, threads);
     int64_t t = 0;
     for (int64_t i = share.begin; i < share.end; ++i) {
       while (i / groups >= d.first[t + 1]) ++t;
-      const int64_t head = i % groups * together;
-      attend(d, t, i / groups - d.first[t], head, std::min(together, a.heads - head),
-             spaces[thread]);
+      const int64_t segment = i / groups - d.first[t];
+      const int64_t group = i % groups;
+      if (d.lanes != nullptr) {
+        attend_in_lanes(d, t, segment, group, spaces[thread]);
+        continue;
+      }
+      const int64_t head = group * together;
+      attend(d, t, segment, head, std::min(together, a.heads - head), spaces[thread]);
     }
   });
 }
@@ -293,6 +351,7 @@ void attend_all(const Decode& d, const ops::Context& c) {
 // The buffers of one thread.
 struct PrefillSpace {
   GemmRow* rows;       // [max(kKeys, tokens)]
+  float* latents;      // [kKeys, width] a bf16 cache's
   float* keys;         // [kKeys, nope + rope_dim]
   float* values;       // [kKeys, v_dim]
   const void** value;  // [kKeys] its rows
@@ -314,7 +373,14 @@ void expand(const ops::Mla& a, const HeadWeights& w, int64_t begin, int64_t keys
             const PrefillSpace& space, const Kernels& k) {
   const int64_t key_width = a.nope + a.rope_dim;
   for (int64_t i = 0; i < keys; ++i) {
-    const float* row = latent(a, a.page_tables[0], begin + i);
+    const std::byte* cached = latent(a, a.page_tables[0], begin + i);
+    const auto* row = reinterpret_cast<const float*>(cached);
+    if (a.cache.format != Format::kF32) {
+      float* widened = space.latents + i * a.cache.width;
+      quant::dequantise_row({.format = a.cache.format, .k = a.cache.width, .codes = cached}, 0,
+                            widened);
+      row = widened;
+    }
     space.rows[i] = gemm_row(row, space.keys + i * key_width);
     std::copy_n(row + a.lora, a.rope_dim, space.keys + i * key_width + a.nope);
   }
@@ -393,6 +459,11 @@ void mla_decode(const ops::Mla& a, const ops::Context& c, const Kernels& k) {
   CHECK(a.segment > 0, "a decode segment has keys");
   Decode d{.a = a, .k = k, .width = a.lora + a.rope_dim, .segment = a.segment};
   d.query = c.scratch.alloc<float>(a.tokens * a.heads * d.width);
+  d.lanes = nullptr;
+  if (k.attend != nullptr && a.cache.format == Format::kBf16 && d.width % 2 == 0 &&
+      a.lora % 16 == 0) {
+    d.lanes = c.scratch.alloc<std::byte>(a.tokens * d.lane_groups() * d.lane_bytes());
+  }
   d.first = c.scratch.alloc<int64_t>(a.tokens + 1);
   d.first[0] = 0;
   for (int64_t t = 0; t < a.tokens; ++t) d.first[t + 1] = d.first[t] + d.segments(t);
@@ -409,13 +480,20 @@ void mla_decode(const ops::Mla& a, const ops::Context& c, const Kernels& k) {
                  .factors = factors,
                  .dequantised = c.scratch.alloc<float>(dequantised_floats(a, kDequantised)),
                  .rows = c.scratch.alloc<GemmRow>(a.tokens),
-                 .panel = panel_space(a, a.lora, c, k)};
+                 .panel = panel_space(a.w_kv_b.format, a.lora, c, k)};
   }
   const int64_t work = a.tokens * a.w_kv_b.n * a.lora / 2;
   run_shared(c, work, [&](int thread, int of) {
     const Share share = share_of(a.heads, thread, of);
     for (int64_t h = share.begin; h < share.end; ++h) absorb(d, h, spaces[thread]);
   });
+  if (d.lanes != nullptr) {
+    for (int64_t i = 0; i < a.tokens * d.lane_groups(); ++i) {
+      const int64_t head = i % d.lane_groups() * kLaneHeads;
+      k.attend_prepare(d.query + (i / d.lane_groups() * a.heads + head) * d.width,
+                       std::min(kLaneHeads, a.heads - head), d.width, d.lanes + i * d.lane_bytes());
+    }
+  }
   attend_all(d, c);
   run_shared(c, work, [&](int thread, int of) {
     const Share share = share_of(a.heads, thread, of);
@@ -427,9 +505,11 @@ void mla_prefill(const ops::Mla& a, const ops::Context& c, const Kernels& k) {
   if (a.tokens == 0) return;
   Arena::Scope scope(c.scratch);
   const int64_t key_width = a.nope + a.rope_dim;
+  const bool is_f32 = a.cache.format == Format::kF32;
   auto* spaces = c.scratch.alloc<PrefillSpace>(c.threads.size());
   for (int i = 0; i < c.threads.size(); ++i) {
     spaces[i] = {.rows = c.scratch.alloc<GemmRow>(std::max(kKeys, a.tokens)),
+                 .latents = c.scratch.alloc<float>(is_f32 ? 0 : kKeys * a.cache.width),
                  .keys = c.scratch.alloc<float>(kKeys * key_width),
                  .values = c.scratch.alloc<float>(kKeys * a.v_dim),
                  .value = c.scratch.alloc<const void*>(kKeys),
@@ -437,7 +517,7 @@ void mla_prefill(const ops::Mla& a, const ops::Context& c, const Kernels& k) {
                  .factors = c.scratch.alloc<float>(a.tokens),
                  .states = c.scratch.alloc<State>(a.tokens),
                  .dequantised = c.scratch.alloc<float>(dequantised_floats(a, a.nope + a.v_dim)),
-                 .panel = panel_space(a, std::max(a.lora, key_width), c, k)};
+                 .panel = panel_space(a.w_kv_b.format, std::max(a.lora, key_width), c, k)};
   }
   run_shared(c, a.tokens * a.heads * a.lora * key_width, [&](int thread, int threads) {
     const Share share = share_of(a.heads, thread, threads);

@@ -5,6 +5,7 @@
 
 #include "backends/cpu/drivers.h"
 #include "quant/activations.h"
+#include "quant/matrix_ops.h"
 
 namespace sortie::cpu {
 
@@ -143,11 +144,13 @@ void rope(const ops::Rope& a, const ops::Context& c, const Kernels& /*kernels*/)
 }
 
 void kv_append(const ops::KvAppend& a, const ops::Context& c, const Kernels& k) {
-  each_row(c, a.tokens, a.cache.width, 0, [&](int64_t t, float*) {
+  const bool rounds = a.cache.format != quant::Format::kF32;
+  each_row(c, a.tokens, a.cache.width, rounds ? a.cache.width : 0, [&](int64_t t, float* space) {
     const float* kv = a.kv + t * a.kv_stride;
     const int64_t position = a.positions[t];
-    float* row =
+    std::byte* cached =
         a.cache.row(a.page_tables[t][position / a.cache.page_size], position % a.cache.page_size);
+    float* row = rounds ? space : reinterpret_cast<float*>(cached);
     norm_row(kv, a.norm, row, {}, t, k);
     const float* cos_sin = a.cos_sin + position * a.rope_dim;
     const float* from = kv + a.norm.n;
@@ -156,6 +159,7 @@ void kv_append(const ops::KvAppend& a, const ops::Context& c, const Kernels& k) 
       key[i] = from[i] * cos_sin[i] - from[i + 1] * cos_sin[i + 1];
       key[i + 1] = from[i + 1] * cos_sin[i] + from[i] * cos_sin[i + 1];
     }
+    if (rounds) quant::store_plain_row(a.cache.format, row, a.cache.width, cached);
   });
 }
 

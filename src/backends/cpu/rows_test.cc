@@ -252,11 +252,17 @@ TEST_P(RowOps, EmbedRopeAndCacheRowsMatchReference) {
                      .positions = positions.data(),
                      .cos_sin = cos_sin.data(),
                      .page_tables = tables.data(),
-                     .cache = {a.data(), 4, lora + 16}};
+                     .cache = {reinterpret_cast<std::byte*>(a.data()), 4, lora + 16}};
   reference::kv_append(args, one.context);
-  args.cache.base = b.data();
+  args.cache.base = reinterpret_cast<std::byte*>(b.data());
   op().kv_append(args, machine.context);
   EXPECT_LE(relative_error(b, a), 3e-7);
+
+  std::vector<bf16> rounded(b.size(), to_bf16(5.0f));
+  args.cache.base = reinterpret_cast<std::byte*>(rounded.data());
+  args.cache.format = quant::Format::kBf16;
+  op().kv_append(args, machine.context);
+  for (size_t i = 0; i < b.size(); ++i) ASSERT_EQ(rounded[i].bits, to_bf16(b[i]).bits) << i;
 }
 
 INSTANTIATE_TEST_SUITE_P(Isa, RowOps, testing::ValuesIn(all_isas()), isa_parameter);

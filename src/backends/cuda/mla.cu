@@ -279,7 +279,7 @@ void mla(const ops::MlaOf<bf16>& a, bool decode, const Context& c) {
                   .segment = decode ? a.segment : int64_t{1} << 40,
                   .positions = a.positions,
                   .page_tables = a.page_tables,
-                  .cache = a.cache.base,
+                  .cache = reinterpret_cast<const bf16*>(a.cache.base),
                   .page_size = a.cache.page_size,
                   .context = context,
                   .segments = 1};

@@ -376,7 +376,7 @@ TEST_F(OnGpu, RopeAndKvAppend) {
                         positions.data(),
                         table.data(),
                         tables.data(),
-                        {cache.data(), page, width}},
+                        {reinterpret_cast<std::byte*>(cache.data()), page, width}},
                        host.context);
   bf16* device_cache = up_bf16(std::vector<float>(cache.size(), 0.0f));
   op().kv_append({up_bf16(kv),
@@ -387,7 +387,7 @@ TEST_F(OnGpu, RopeAndKvAppend) {
                   up(positions),
                   up(table),
                   up(device_tables),
-                  {device_cache, page, width}},
+                  {reinterpret_cast<std::byte*>(device_cache), page, width, quant::Format::kBf16}},
                  context());
   EXPECT_LT(relative_error(floats(device_cache, static_cast<int64_t>(cache.size())), cache), kBf16);
 }
@@ -457,30 +457,31 @@ TEST_F(OnGpu, LatentAttention) {
                   .keys = 312,
                   .positions = positions.data(),
                   .page_tables = tables.data(),
-                  .cache = {cache.data(), page, width},
+                  .cache = {reinterpret_cast<std::byte*>(cache.data()), page, width},
                   .out = expected.data()};
     reference::mla(args, host.context);
 
     const bf16* device_w = up_bf16(arranged(w, s.heads, s.nope, s.v, s.lora));
     bf16* out = fresh<bf16>(static_cast<int64_t>(expected.size()));
-    ops::MlaOf<bf16> gpu{.q = up_bf16(q),
-                         .tokens = tokens,
-                         .heads = s.heads,
-                         .nope = s.nope,
-                         .rope_dim = s.rope,
-                         .v_dim = s.v,
-                         .lora = s.lora,
-                         .w_kv_b = {.format = Format::kBf16,
-                                    .n = s.heads * (s.nope + s.v),
-                                    .k = s.lora,
-                                    .codes = reinterpret_cast<const std::byte*>(device_w)},
-                         .scale = scale,
-                         .segment = 128,
-                         .keys = 312,
-                         .positions = up(positions),
-                         .page_tables = up(device_tables),
-                         .cache = {up_bf16(cache), page, width},
-                         .out = out};
+    ops::MlaOf<bf16> gpu{
+        .q = up_bf16(q),
+        .tokens = tokens,
+        .heads = s.heads,
+        .nope = s.nope,
+        .rope_dim = s.rope,
+        .v_dim = s.v,
+        .lora = s.lora,
+        .w_kv_b = {.format = Format::kBf16,
+                   .n = s.heads * (s.nope + s.v),
+                   .k = s.lora,
+                   .codes = reinterpret_cast<const std::byte*>(device_w)},
+        .scale = scale,
+        .segment = 128,
+        .keys = 312,
+        .positions = up(positions),
+        .page_tables = up(device_tables),
+        .cache = {reinterpret_cast<std::byte*>(up_bf16(cache)), page, width, quant::Format::kBf16},
+        .out = out};
     for (const bool decode : {false, true}) {
       (decode ? op().mla_decode : op().mla_prefill)(gpu, context());
       const std::vector<float> got = floats(out, static_cast<int64_t>(expected.size()));

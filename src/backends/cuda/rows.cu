@@ -171,8 +171,8 @@ void swiglu_quantise(const ops::SwigluQuantise& a, const Context& c) {
 void kv_append(const ops::KvAppendOf<bf16>& a, const Context& c) {
   if (a.tokens == 0) return;
   SORTIE_LAUNCH(kv_append_rows, grid(a.tokens), kThreads, 0, c, a.kv, a.kv_stride, a.norm,
-                a.rope_dim, a.positions, a.cos_sin, a.page_tables, a.cache.base, a.cache.page_size,
-                a.cache.width);
+                a.rope_dim, a.positions, a.cos_sin, a.page_tables,
+                reinterpret_cast<bf16*>(a.cache.base), a.cache.page_size, a.cache.width);
 }
 
 }  // namespace sortie::cuda

@@ -1,4 +1,5 @@
 #include "backends/reference/reference.h"
+#include "quant/matrix_ops.h"
 
 namespace sortie::reference {
 
@@ -6,8 +7,8 @@ void kv_append(const ops::KvAppend& a, const ops::Context& c) {
   for (int64_t t = 0; t < a.tokens; ++t) {
     const float* kv = a.kv + t * a.kv_stride;
     const int64_t position = a.positions[t];
-    float* row =
-        a.cache.row(a.page_tables[t][position / a.cache.page_size], position % a.cache.page_size);
+    Arena::Scope scope(c.scratch);
+    auto* row = c.scratch.alloc<float>(a.cache.width);
     rms_norm({.x = kv, .tokens = 1, .x_stride = a.kv_stride, .norm = a.norm, .out = row}, c);
     float* key = row + a.norm.n;
     for (int64_t i = 0; i < a.rope_dim; ++i) key[i] = kv[a.norm.n + i];
@@ -20,6 +21,9 @@ void kv_append(const ops::KvAppend& a, const ops::Context& c) {
           .positions = a.positions + t,
           .cos_sin = a.cos_sin},
          c);
+    quant::store_plain_row(
+        a.cache.format, row, a.cache.width,
+        a.cache.row(a.page_tables[t][position / a.cache.page_size], position % a.cache.page_size));
   }
 }
 

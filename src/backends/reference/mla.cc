@@ -24,13 +24,16 @@ void head(const ops::Mla& a, int64_t t, int h, const float* w_kv_b, const ops::C
       q_latent[l] += static_cast<double>(q[d]) * w_uk[d * a.lora + l];
   }
 
-  const auto row = [&](int64_t key) {
-    return a.cache.row(a.page_tables[t][key / a.cache.page_size], key % a.cache.page_size);
+  auto* latent = c.scratch.alloc<float>(a.cache.width);
+  const auto load = [&](int64_t key) {
+    const std::byte* row =
+        a.cache.row(a.page_tables[t][key / a.cache.page_size], key % a.cache.page_size);
+    quant::dequantise_row({.format = a.cache.format, .k = a.cache.width, .codes = row}, 0, latent);
   };
   auto* p = c.scratch.alloc<double>(keys);
   double largest = -INFINITY;
   for (int64_t key = 0; key < keys; ++key) {
-    const float* latent = row(key);
+    load(key);
     double score = 0;
     for (int64_t l = 0; l < a.lora; ++l) score += q_latent[l] * latent[l];
     for (int64_t r = 0; r < a.rope_dim; ++r) {
@@ -45,7 +48,7 @@ void head(const ops::Mla& a, int64_t t, int h, const float* w_kv_b, const ops::C
   auto* context = c.scratch.alloc<double>(a.lora);
   for (int64_t l = 0; l < a.lora; ++l) context[l] = 0;
   for (int64_t key = 0; key < keys; ++key) {
-    const float* latent = row(key);
+    load(key);
     for (int64_t l = 0; l < a.lora; ++l) context[l] += p[key] / total * latent[l];
   }
   float* out = a.out + (t * a.heads + h) * a.v_dim;
