@@ -10,6 +10,7 @@
 #include "backends/cpu/isa.h"
 #include "backends/cpu/probe.h"
 #include "base/clock.h"
+#include "cli/bench_gpu.h"
 #include "quant/activations.h"
 #include "quant/matrix_ops.h"
 
@@ -239,6 +240,10 @@ Status check(const BenchOpOptions& o) {
 
 Status bench_op(const BenchOpOptions& options) {
   RETURN_IF_ERROR(check(options));
+  if (options.device == "cuda") return bench_op_gpu(options);
+  if (options.device != "cpu") {
+    return Status::usage(fmt::format("--device {}: take cpu or cuda", options.device));
+  }
   ASSIGN_OR_RETURN(const cpu::Isa isa, cpu::choose_isa());
   std::vector<Case> cases;
   BenchOpOptions o = options;

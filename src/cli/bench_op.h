@@ -14,6 +14,7 @@ struct BenchOpOptions {
   std::vector<int64_t> rows = {1, 16};         // rows an expert
   int experts = 8;                             // that have rows
   int threads = 0;                             // 0 = all usable CPUs
+  std::string device = "cpu";                  // or cuda
   double seconds = 1;                          // a case
   int64_t pool_mb = 768;  // of weights that calls rotate through, at least one call's
   bool json = false;

@@ -159,6 +159,7 @@ void add_bench(CLI::App& app, const Launch& launch, Action& action) {
   op->add_option("--hidden", p->hidden)->delimiter(',');
   op->add_option("--rows", p->rows, "rows an expert")->delimiter(',');
   op->add_option("--experts", p->experts)->capture_default_str()->check(at_least(1));
+  op->add_option("--device", p->device, "cpu or cuda")->capture_default_str();
   op->add_option("--threads", p->threads, "0 = all usable CPUs");
   op->add_option("--seconds", p->seconds, "a case")->capture_default_str();
   op->add_option("--pool-mb", p->pool_mb, "weights rotate through so much: small = from the caches")

@@ -29,6 +29,7 @@ class Uploader {
   // Matrices of one op stand at equal distances, so that kernels need no table of them.
   void matrices(std::vector<quant::Matrix>& all) {
     if (all.empty()) return;
+    if (device_.can_arrange(all.data(), static_cast<int64_t>(all.size()))) return arrange(all);
     const int64_t code_stride = round_up(code_bytes(all[0]));
     const int64_t scale_stride = round_up(scale_bytes(all[0]));
     const auto count = static_cast<int64_t>(all.size());
@@ -103,6 +104,22 @@ class Uploader {
   }
 
  private:
+  void arrange(std::vector<quant::Matrix>& all) {
+    const int64_t codes = round_up(code_bytes(all[0]));
+    const int64_t bytes = round_up(code_bytes(all[0]) + scale_bytes(all[0]));
+    std::byte* to = take(bytes * static_cast<int64_t>(all.size()));
+    const AlignedBuffer plain(static_cast<size_t>(codes + scale_bytes(all[0])), &device_.memory);
+    for (quant::Matrix& m : all) {
+      quant::Matrix on_device = m;
+      copy(m, plain.data(), plain.data() + codes);
+      place(on_device, plain.data(), plain.data() + codes);
+      device_.arrange(on_device, to, stream_);
+      place(m, to, nullptr);
+      m.arranged = true;
+      to += bytes;
+    }
+  }
+
   static int64_t round_up(int64_t n) { return quant::ceil_div(n, 256) * 256; }
   static int64_t code_bytes(const quant::Matrix& m) {
     return quant::code_bytes(m.format, m.n, m.k);

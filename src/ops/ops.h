@@ -27,6 +27,22 @@ namespace sortie::ops {
 using quant::Matrix;
 using quant::Rows;
 
+// How the model reaches memory that only a backend's kernels may read.
+struct Device {
+  Memory memory;
+  void* (*stream)();  // makes a stream, which lives as long as the process
+  // Enqueue copies; the host's side may be reused at once (upload) or after finish (download).
+  void (*upload)(void* to, const void* from, size_t bytes, void* stream);
+  void (*download)(void* to, const void* from, size_t bytes, void* stream);
+  // Matrices of one grouped GEMM in an order of the device's own (Matrix::arranged), in as many
+  // bytes as codes and scales have plain: whether these, which are the host's, can be, and the
+  // arranging of one that is on the device already.
+  bool (*can_arrange)(const Matrix* host, int64_t count);
+  void (*arrange)(const Matrix& plain, std::byte* to, void* stream);
+  // Waits for the stream and says what failed on it since the last call.
+  Status (*finish)(void* stream);
+};
+
 // What a linear wants its activations in, when a plain one keeps the activations' type.
 template <typename T>
 quant::ActFormat act_format(const Matrix& w) {
@@ -63,17 +79,6 @@ struct Context {
   ThreadPool& threads;
   Arena& scratch;
   void* stream = nullptr;  // of the backend's device
-};
-
-// How the model reaches memory that only a backend's kernels may read.
-struct Device {
-  Memory memory;
-  void* (*stream)();  // makes a stream, which lives as long as the process
-  // Enqueue copies; the host's side may be reused at once (upload) or after finish (download).
-  void (*upload)(void* to, const void* from, size_t bytes, void* stream);
-  void (*download)(void* to, const void* from, size_t bytes, void* stream);
-  // Waits for the stream and says what failed on it since the last call.
-  Status (*finish)(void* stream);
 };
 
 // out[t] = table[ids[t]]

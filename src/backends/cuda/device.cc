@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "backends/cuda/cuda.h"
+#include "backends/cuda/sm90_w4afp8.h"
 
 namespace sortie::cuda {
 
@@ -69,6 +70,8 @@ const ops::Device& device() {
                                           .stream = make_stream,
                                           .upload = upload,
                                           .download = download,
+                                          .can_arrange = w4_can_arrange,
+                                          .arrange = w4_arrange,
                                           .finish = finish};
   return kDevice;
 }

@@ -2,6 +2,7 @@
 #include "backends/cuda/gemm.h"
 
 #include "backends/cuda/ops.h"
+#include "backends/cuda/sm90_w4afp8.h"
 
 namespace sortie::cuda {
 
@@ -58,6 +59,7 @@ void run_grouped(const ops::GroupedGemmOf<T>& a, const ops::Context& c) {
         static_cast<const std::byte*>(a.w[1].scales) - static_cast<const std::byte*>(w.scales);
   }
   set_out(g, a.out);
+  if (w.arranged) return sm90_w4afp8_grouped_gemm(g, c);
   gemm(w.format, g, c);
 }
 

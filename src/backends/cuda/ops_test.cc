@@ -161,6 +161,78 @@ TEST_F(OnGpu, GroupedGemmGathersRowsForRaggedLists) {
   }
 }
 
+// The arranged form on WGMMA: shapes that it takes, ragged lists, more rows than a tile has.
+TEST_F(OnGpu, ArrangedW4GroupedGemm) {
+  Random random(12);
+  for (const int parts : {1, 2}) {
+    for (const int64_t k : {256, 768, 2048}) {
+      for (const int most : {9, 30, 150}) {
+        for (const float static_scale : {0.0f, 0.0078125f}) {
+          const int experts = 6;
+          const int64_t n = parts == 1 ? 384 : 128;
+          std::vector<cpu::Weights> w;
+          for (int i = 0; i < experts * parts; ++i) w.emplace_back(Format::kW4Afp8, n, k, random);
+          std::vector<ops::Matrix> matrices;
+          std::vector<ops::Matrix> on_device;
+          const int64_t bytes = w[0].matrix.bytes();
+          auto* arranged = fresh<std::byte>(bytes * experts * parts);
+          for (cpu::Weights& one : w) {
+            one.matrix.input_scale = static_scale;
+            matrices.push_back(one.matrix);
+            ASSERT_TRUE(device().can_arrange(&one.matrix, 1));
+            device().arrange(up_matrix(one.matrix), arranged, context().stream);
+            ops::Matrix m = one.matrix;
+            m.codes = arranged;
+            m.scales = nullptr;
+            m.arranged = true;
+            on_device.push_back(m);
+            arranged += bytes;
+          }
+          const std::vector<int32_t> counts = {0, 1, most, 0, 7, most / 2};
+          std::vector<int32_t> offsets = {0};
+          for (const int32_t c : counts) offsets.push_back(offsets.back() + c);
+          const int64_t slots = most;
+          std::vector<int32_t> index;
+          for (int i = 0; i < offsets.back(); ++i) {
+            index.push_back(static_cast<int32_t>(random.below(slots)));
+          }
+          HostRows x(row_form(w[0].matrix, slots), random);
+          const int64_t results = offsets.back() * parts * n;
+          std::vector<float> expected(static_cast<size_t>(results));
+          reference::grouped_gemm({x.rows, index.data(), offsets.data(), experts, matrices.data(),
+                                   parts, expected.data()},
+                                  host.context);
+          ops::Rows rows = up_rows(x.rows);
+          float* y32 = fresh<float>(results);
+          bf16* y16 = fresh<bf16>(results);
+          const auto* device_index = up(index);
+          const auto* device_offsets = up(offsets);
+          op().grouped_gemm_f32(
+              {rows, device_index, device_offsets, experts, on_device.data(), parts, y32},
+              context());
+          op().grouped_gemm(
+              {rows, device_index, device_offsets, experts, on_device.data(), parts, y16},
+              context());
+          const std::string what = "k " + std::to_string(k) + " most " + std::to_string(most);
+          const std::vector<float> got = floats(y32, results);
+          EXPECT_LT(relative_error(got, expected), kFp8Sums) << what;
+          EXPECT_LT(relative_error(floats(y16, results), expected), kBf16) << what;
+          // The same bits whatever tile of tokens is chosen.
+          for (const int64_t bound : {16, 32, 64}) {
+            rows.count = bound;
+            float* again = fresh<float>(results);
+            op().grouped_gemm_f32(
+                {rows, device_index, device_offsets, experts, on_device.data(), parts, again},
+                context());
+            EXPECT_TRUE(same_bits(floats(again, results), got)) << what << " tile " << bound;
+          }
+          clear();
+        }
+      }
+    }
+  }
+}
+
 // Codes at most one away and few of them, scales within rounding.
 void expect_close_codes(const ops::Rows& got, const ops::Rows& expected, const std::string& what) {
   int64_t different = 0;
