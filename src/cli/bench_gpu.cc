@@ -33,6 +33,7 @@ nlohmann::json report(const cuda::GemmBench& b, int gemm, const cuda::GemmTime& 
           {"rows", b.rows},
           {"n", b.parts * b.n},
           {"k", b.k},
+          {"fused", t.fused},
           {"us", t.us},
           {"gbs", static_cast<double>(t.moved) / t.us * 1e-3},
           {"read_us", t.read_us},
@@ -68,8 +69,7 @@ Status bench_op_gpu(const BenchOpOptions& o) {
                                   .rows = rows,
                                   .n = gemm == 1 ? inner : hidden,
                                   .k = gemm == 1 ? hidden : inner,
-                                  .parts = gemm == 1 ? 2 : 1,
-                                  .f32_out = gemm == 1};
+                                  .parts = gemm == 1 ? 2 : 1};
           ASSIGN_OR_RETURN(const cuda::GemmTime time, cuda::bench_grouped_gemm(b));
           all["results"].push_back(report(b, gemm, time));
           if (!o.json) print_line(all["results"].back());

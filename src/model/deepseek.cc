@@ -131,13 +131,22 @@ Status DeepSeek<T>::moe(const MoeWeights& w, int layer, const Shared& s, const T
   rows.data = const_cast<std::byte*>(lists.rows);  // read only from here on
   rows.count = lists.row_count();
   const int64_t inner = config_.moe_intermediate_size;
-  float* gate_up = alloc<float>(lists.entries * 2 * inner);
-  ops_.grouped_gemm_f32(
-      {rows, lists.row_index, lists.offsets, lists.local_experts, w.gate_up.data(), 2, gate_up},
-      context_);
-  laps_.lap(StepTimes::kGemm1, layer);
   const quant::Rows h = new_rows(w.down[0], lists.entries);
-  ops_.swiglu_quantise({gate_up, h.count, inner, h, lists.offsets + lists.local_experts}, context_);
+  const bool fused = ops_.grouped_swiglu != nullptr &&
+                     ops_.grouped_swiglu({rows, lists.row_index, lists.offsets, lists.local_experts,
+                                          w.gate_up.data(), h},
+                                         context_);
+  if (fused) {
+    laps_.lap(StepTimes::kGemm1, layer);
+  } else {
+    float* gate_up = alloc<float>(lists.entries * 2 * inner);
+    ops_.grouped_gemm_f32(
+        {rows, lists.row_index, lists.offsets, lists.local_experts, w.gate_up.data(), 2, gate_up},
+        context_);
+    laps_.lap(StepTimes::kGemm1, layer);
+    ops_.swiglu_quantise({gate_up, h.count, inner, h, lists.offsets + lists.local_experts},
+                         context_);
+  }
   laps_.lap(StepTimes::kSwiglu, layer);
   T* y = alloc<T>(lists.entries * hidden);
   ops_.grouped_gemm({h, nullptr, lists.offsets, lists.local_experts, w.down.data(), 1, y},

@@ -29,7 +29,7 @@ class Uploader {
   // Matrices of one op stand at equal distances, so that kernels need no table of them.
   void matrices(std::vector<quant::Matrix>& all) {
     if (all.empty()) return;
-    if (device_.can_arrange(all.data(), static_cast<int64_t>(all.size()))) return arrange(all);
+    if (device_.packed_bytes(all[0]) > 0) return pack(all);
     const int64_t code_stride = round_up(code_bytes(all[0]));
     const int64_t scale_stride = round_up(scale_bytes(all[0]));
     const auto count = static_cast<int64_t>(all.size());
@@ -104,18 +104,19 @@ class Uploader {
   }
 
  private:
-  void arrange(std::vector<quant::Matrix>& all) {
+  // The device arranges what it was sent in rows.
+  void pack(std::vector<quant::Matrix>& all) {
     const int64_t codes = round_up(code_bytes(all[0]));
-    const int64_t bytes = round_up(code_bytes(all[0]) + scale_bytes(all[0]));
+    const int64_t bytes = round_up(device_.packed_bytes(all[0]));
     std::byte* to = take(bytes * static_cast<int64_t>(all.size()));
-    const AlignedBuffer plain(static_cast<size_t>(codes + scale_bytes(all[0])), &device_.memory);
+    const AlignedBuffer rows(static_cast<size_t>(codes + scale_bytes(all[0])), &device_.memory);
     for (quant::Matrix& m : all) {
-      quant::Matrix on_device = m;
-      copy(m, plain.data(), plain.data() + codes);
-      place(on_device, plain.data(), plain.data() + codes);
-      device_.arrange(on_device, to, stream_);
+      quant::Matrix in_rows = m;
+      copy(m, rows.data(), rows.data() + codes);
+      place(in_rows, rows.data(), rows.data() + codes);
+      device_.pack(in_rows, to, stream_);
       place(m, to, nullptr);
-      m.arranged = true;
+      m.layout = quant::Layout::kTiles;
       to += bytes;
     }
   }

@@ -34,11 +34,10 @@ struct Device {
   // Enqueue copies; the host's side may be reused at once (upload) or after finish (download).
   void (*upload)(void* to, const void* from, size_t bytes, void* stream);
   void (*download)(void* to, const void* from, size_t bytes, void* stream);
-  // Matrices of one grouped GEMM in an order of the device's own (Matrix::arranged), in as many
-  // bytes as codes and scales have plain: whether these, which are the host's, can be, and the
-  // arranging of one that is on the device already.
-  bool (*can_arrange)(const Matrix* host, int64_t count);
-  void (*arrange)(const Matrix& plain, std::byte* to, void* stream);
+  // As Backend's, for the experts' matrices: what `packed_bytes` says follows from shape and format
+  // alone; `pack` takes a matrix on the device and enqueues.
+  int64_t (*packed_bytes)(const Matrix&);
+  void (*pack)(const Matrix&, std::byte* to, void* stream);
   // Waits for the stream and says what failed on it since the last call.
   Status (*finish)(void* stream);
 };
@@ -269,6 +268,17 @@ struct SwigluQuantise {
   const int32_t* count = nullptr;  // on a device: how many of the rows count; null = all
 };
 
+// GEMM 1 as one op: grouped_gemm_f32 of gate and up, then swiglu_quantise, with the same bits and
+// no gate_up in memory.
+struct GroupedSwiglu {
+  Rows x;
+  const int32_t* row_index;  // as in GroupedGemmOf
+  const int32_t* offsets;
+  int local_experts;
+  const Matrix* w;  // [local_experts * 2]
+  Rows out;         // [entries, n]
+};
+
 // At the experts' rank: for each slot that has entries, sum of weight * row by the combine tree's
 // part that lies on this rank (docs/numerics.md). parts of other slots are left alone.
 template <typename T>
@@ -340,6 +350,9 @@ struct BackendOf {
   void (*moe_reduce)(const MoeReduceOf<T>&, const Context&);
   void (*moe_combine)(const MoeCombineOf<T>&, const Context&);
   void (*sample)(const Sample&, const Context&);
+
+  // Null, or false and nothing done where these operands have no fused form.
+  bool (*grouped_swiglu)(const GroupedSwiglu&, const Context&) = nullptr;
 
   // The layout of weights that this backend's GEMMs are fastest on, made once at load: the bytes of
   // its codes (0 = this matrix stays in rows), and the codes themselves from a matrix in rows.

@@ -25,6 +25,7 @@ const ops::BackendOf<bf16>& backend() {
       .moe_reduce = moe_reduce,
       .moe_combine = moe_combine,
       .sample = sample,
+      .grouped_swiglu = grouped_swiglu,
   };
   return kBackend;
 }

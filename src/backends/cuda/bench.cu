@@ -109,12 +109,13 @@ Result<GemmTime> bench_grouped_gemm(const GemmBench& b) {
   const int matrices = b.experts * b.parts;
   const int64_t code_bytes = quant::ceil_div(quant::code_bytes(b.format, b.n, b.k), 256) * 256;
   const int64_t scale_bytes = quant::ceil_div(quant::scale_bytes(b.format, b.n, b.k), 256) * 256;
-  const int64_t set_bytes = (code_bytes + scale_bytes) * matrices;
-  const auto sets = static_cast<int>(std::clamp<int64_t>(quant::ceil_div(kPool, set_bytes), 2, 12));
   std::vector<quant::Matrix> w(static_cast<size_t>(matrices),
                                {.format = b.format, .n = b.n, .k = b.k});
-  const bool arranged = device.can_arrange(w.data(), 0) && b.format == quant::Format::kW4Afp8 &&
-                        b.n % 128 == 0 && b.k % 256 == 0;
+  const int64_t packed_bytes = quant::ceil_div(device.packed_bytes(w[0]), 256) * 256;
+  const bool packed = packed_bytes > 0;
+  const int64_t matrix_bytes = packed ? packed_bytes : code_bytes;
+  const int64_t set_bytes = (packed ? packed_bytes : code_bytes + scale_bytes) * matrices;
+  const auto sets = static_cast<int>(std::clamp<int64_t>(quant::ceil_div(kPool, set_bytes), 2, 12));
 
   const auto filled = [&](int64_t bytes, uint64_t seed) {
     std::byte* p = arena.alloc_bytes(static_cast<size_t>(bytes));
@@ -136,7 +137,7 @@ Result<GemmTime> bench_grouped_gemm(const GemmBench& b) {
   std::vector<std::byte*> codes;
   std::vector<std::byte*> scales;
   for (int s = 0; s < sets; ++s) {
-    if (!arranged) {
+    if (!packed) {
       codes.push_back(filled(code_bytes * matrices, static_cast<uint64_t>(s) << 40));
       scales.push_back(scaled(scale_bytes * matrices));
       continue;
@@ -149,7 +150,7 @@ Result<GemmTime> bench_grouped_gemm(const GemmBench& b) {
       quant::Matrix plain = w[0];
       plain.codes = filled(code_bytes, static_cast<uint64_t>(s * matrices + m) << 32);
       plain.scales = scaled(scale_bytes);
-      device.arrange(plain, codes.back() + m * (code_bytes + scale_bytes), stream);
+      device.pack(plain, codes.back() + m * packed_bytes, stream);
     }
   }
 
@@ -174,41 +175,49 @@ Result<GemmTime> bench_grouped_gemm(const GemmBench& b) {
   device.upload(device_index, index.data(), index.size() * 4, stream);
   const int64_t results = entries * b.parts * b.n;
   auto* out = arena.alloc<float>(results);
+  quant::Rows h{.format = x.format, .count = entries, .k = b.n, .static_scale = x.static_scale};
+  h.data = arena.alloc_bytes(static_cast<size_t>(entries * h.row_bytes()));
   RETURN_IF_ERROR(device.finish(stream));
 
-  // The most rows of an expert tells the kernel its tile, as the number of tokens does in a model.
-  quant::Rows rows = x;
-  rows.count = b.rows;
+  bool fused = false;
   const auto call = [&](int i) {
     const auto set = static_cast<size_t>(i % sets);
     for (int m = 0; m < matrices; ++m) {
       quant::Matrix& matrix = w[static_cast<size_t>(m)];
-      matrix.arranged = arranged;
-      matrix.codes = codes[set] + m * (arranged ? code_bytes + scale_bytes : code_bytes);
-      matrix.scales = arranged ? nullptr : scales[set] + m * scale_bytes;
+      matrix.layout = packed ? quant::Layout::kTiles : quant::Layout::kRows;
+      matrix.input_scale = x.static_scale;
+      matrix.codes = codes[set] + m * matrix_bytes;
+      matrix.scales = packed ? nullptr : scales[set] + m * scale_bytes;
     }
-    if (b.f32_out) {
-      backend().grouped_gemm_f32(
-          {rows, device_index, device_offsets, b.experts, w.data(), b.parts, out}, context);
-    } else {
-      backend().grouped_gemm({rows, device_index, device_offsets, b.experts, w.data(), b.parts,
-                              reinterpret_cast<bf16*>(out)},
-                             context);
+    if (b.parts == 1) {
+      backend().grouped_gemm(
+          {x, device_index, device_offsets, b.experts, w.data(), 1, reinterpret_cast<bf16*>(out)},
+          context);
+      return;
     }
+    fused = backend().grouped_swiglu({x, device_index, device_offsets, b.experts, w.data(), h},
+                                     context);
+    if (fused) return;
+    backend().grouped_gemm_f32({x, device_index, device_offsets, b.experts, w.data(), 2, out},
+                               context);
   };
   auto* sink = arena.alloc<uint32_t>(1);
-  const auto read = [&](int i) {
-    read_all<<<132, 512, 0, stream>>>(
-        reinterpret_cast<const uint4*>(codes[static_cast<size_t>(i % sets)]),
-        (arranged ? set_bytes : code_bytes * matrices) / 16, sink);
+  // The best of three grids: what memory can do, not what one launch happens to.
+  const auto read = [&](unsigned blocks) {
+    return time_calls(stream, [&](int i) {
+      read_all<<<blocks, 512, 0, stream>>>(
+          reinterpret_cast<const uint4*>(codes[static_cast<size_t>(i % sets)]),
+          matrix_bytes * matrices / 16, sink);
+    });
   };
   GemmTime time;
   time.us = time_calls(stream, call);
-  time.read_us = time_calls(stream, read);
+  time.fused = fused;
   time.bytes = matrices * w[0].bytes();
-  if (!arranged)
-    time.read_us *= static_cast<double>(time.bytes) / static_cast<double>(code_bytes * matrices);
-  time.moved = time.bytes + entries * x.row_bytes() + results * (b.f32_out ? 4 : 2);
+  time.read_us = std::min({read(132), read(264), read(528)}) * static_cast<double>(time.bytes) /
+                 static_cast<double>(matrix_bytes * matrices);
+  const int64_t result_bytes = b.parts == 1 ? results * 2 : fused ? results / 2 : results * 4;
+  time.moved = time.bytes + entries * x.row_bytes() + result_bytes;
   RETURN_IF_ERROR(device.finish(stream));
   cudaStreamDestroy(stream);
   return time;

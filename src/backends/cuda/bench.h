@@ -14,14 +14,14 @@ struct GemmBench {
   int64_t rows = 8;  // an expert
   int64_t n = 0;     // of one matrix
   int64_t k = 0;
-  int parts = 1;
-  bool f32_out = false;  // GEMM 1, whose results go on in fp32
+  int parts = 1;  // 2: GEMM 1, with SwiGLU where that is fused, else with fp32 results
 };
 struct GemmTime {
   double us = 0;       // a call
   double read_us = 0;  // a read-only kernel's over the same bytes of weights
-  int64_t bytes = 0;   // of weights and scales
-  int64_t moved = 0;   // of those, rows and results
+  bool fused = false;
+  int64_t bytes = 0;  // of weights and scales
+  int64_t moved = 0;  // of those, rows and results
 };
 
 // Replays of a graph of 12 calls that rotate through sets of weights larger than the L2 cache, the

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "backends/cuda/cuda.h"
-#include "backends/cuda/sm90_w4afp8.h"
+#include "backends/cuda/sm90_tiles.h"
 
 namespace sortie::cuda {
 
@@ -70,8 +70,8 @@ const ops::Device& device() {
                                           .stream = make_stream,
                                           .upload = upload,
                                           .download = download,
-                                          .can_arrange = w4_can_arrange,
-                                          .arrange = w4_arrange,
+                                          .packed_bytes = packed_bytes,
+                                          .pack = pack,
                                           .finish = finish};
   return kDevice;
 }

@@ -2,7 +2,7 @@
 #include "backends/cuda/gemm.h"
 
 #include "backends/cuda/ops.h"
-#include "backends/cuda/sm90_w4afp8.h"
+#include "backends/cuda/sm90_tiles.h"
 
 namespace sortie::cuda {
 
@@ -40,27 +40,33 @@ void run_linear(const ops::LinearOf<T>& a, const ops::Context& c) {
   gemm(a.w.format, g, c);
 }
 
+// All but where the results go.
+GemmArgs grouped_args(const quant::Rows& x, const int32_t* row_index, const int32_t* offsets,
+                      int local_experts, const quant::Matrix* w, int parts) {
+  CHECK(x.k == w->k && x.format == ops::act_format<bf16>(*w));
+  GemmArgs g{.row_index = row_index,
+             .offsets = offsets,
+             .rows = static_cast<int>(x.count),
+             .groups = local_experts,
+             .parts = parts,
+             .y_stride = parts * w->n};
+  set_rows(g, x);
+  set_matrix(g, *w);
+  if (local_experts * parts > 1) {
+    g.w_bytes = w[1].codes - w->codes;
+    g.w_scale_bytes =
+        static_cast<const std::byte*>(w[1].scales) - static_cast<const std::byte*>(w->scales);
+  }
+  return g;
+}
+
 template <typename T>
 void run_grouped(const ops::GroupedGemmOf<T>& a, const ops::Context& c) {
   if (a.local_experts == 0 || a.x.count == 0) return;
-  const quant::Matrix& w = a.w[0];
-  CHECK(a.x.k == w.k && a.x.format == ops::act_format<bf16>(w));
-  GemmArgs g{.row_index = a.row_index,
-             .offsets = a.offsets,
-             .rows = static_cast<int>(a.x.count),
-             .groups = a.local_experts,
-             .parts = a.parts,
-             .y_stride = a.parts * w.n};
-  set_rows(g, a.x);
-  set_matrix(g, w);
-  if (a.local_experts * a.parts > 1) {
-    g.w_bytes = a.w[1].codes - w.codes;
-    g.w_scale_bytes =
-        static_cast<const std::byte*>(a.w[1].scales) - static_cast<const std::byte*>(w.scales);
-  }
+  GemmArgs g = grouped_args(a.x, a.row_index, a.offsets, a.local_experts, a.w, a.parts);
   set_out(g, a.out);
-  if (w.arranged) return sm90_w4afp8_grouped_gemm(g, c);
-  gemm(w.format, g, c);
+  if (a.w->layout == quant::Layout::kTiles) return sm90_w4afp8(g, c);
+  gemm(a.w->format, g, c);
 }
 
 bool is_aligned(const void* p, int64_t a, int64_t b) {
@@ -68,6 +74,18 @@ bool is_aligned(const void* p, int64_t a, int64_t b) {
 }
 
 }  // namespace
+
+bool grouped_swiglu(const ops::GroupedSwiglu& a, const ops::Context& c) {
+  // A row's dynamic scale needs its maximum first.
+  if (a.w->layout != quant::Layout::kTiles || a.out.format != ActFormat::kE4m3Static) return false;
+  if (a.x.count == 0) return true;
+  GemmArgs g = grouped_args(a.x, a.row_index, a.offsets, a.local_experts, a.w, 2);
+  g.y8 = reinterpret_cast<uint8_t*>(a.out.data);
+  g.y8_row_bytes = a.out.row_bytes();
+  g.y8_scale = a.out.static_scale;
+  sm90_w4afp8(g, c);
+  return true;
+}
 
 void gemm(Format format, GemmArgs a, const ops::Context& c) {
   a.aligned =

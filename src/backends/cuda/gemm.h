@@ -30,10 +30,13 @@ struct GemmArgs {
   int k = 0;
 
   const float* bias = nullptr;  // [n]
-  float* y32 = nullptr;         // one of the two takes the results
+  float* y32 = nullptr;         // one of the three takes the results
   bf16* y16 = nullptr;
   int64_t y_stride = 0;        // elements from row to row
   int64_t y_group_stride = 0;  // and from one group's rows to the next's
+  uint8_t* y8 = nullptr;       // of two parts, gate and up: silu(gate) * up as e4m3 codes
+  int64_t y8_row_bytes = 0;
+  float y8_scale = 0;
 
   bool aligned = false;  // rows of w and x can be read 16 bytes at a time
 };

@@ -16,6 +16,7 @@ void linear(const ops::LinearOf<bf16>& a, const ops::Context& c);
 void linear_f32(const ops::LinearOf<float>& a, const ops::Context& c);
 void grouped_gemm(const ops::GroupedGemmOf<bf16>& a, const ops::Context& c);
 void grouped_gemm_f32(const ops::GroupedGemmOf<float>& a, const ops::Context& c);
+bool grouped_swiglu(const ops::GroupedSwiglu& a, const ops::Context& c);
 void route(const ops::RouteOf<bf16>& a, const ops::Context& c);
 void mla_prefill(const ops::MlaOf<bf16>& a, const ops::Context& c);
 void mla_decode(const ops::MlaOf<bf16>& a, const ops::Context& c);

@@ -1,12 +1,13 @@
 // What is decided on the host, tested without a GPU.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "backends/cuda/cuda.h"
 #include "backends/cuda/gemm.h"
 #include "backends/cuda/mla.h"
-#include "backends/cuda/sm90_w4afp8.h"
+#include "backends/cuda/sm90_tiles.h"
 
 namespace sortie::cuda {
 namespace {
@@ -40,48 +41,57 @@ TEST(MlaPlan, RowsAvoidBankConflictsAndFitShared) {
   EXPECT_EQ(mla_row(512, 64) * 2 / 4 % 32, 4);  // eight rows start on eight different bank groups
 }
 
-// Every code has four bits of its own, and stages hold nothing else.
-TEST(W4Arrangement, PlacesAreDistinctAndFillTheStages) {
-  const int64_t n = 256;
-  const int64_t k = 512;
-  std::vector<uint8_t> taken(static_cast<size_t>(n / kW4Rows * (k / kW4StageK) * kW4StageBytes));
+// Every code has four bits of its own, and tiles hold nothing else but their flags.
+TEST(Tiles, PlacesAreDistinctAndFillTheTiles) {
+  const quant::Matrix m{.format = quant::Format::kW4Afp8, .n = 256, .k = 384};
+  std::vector<uint8_t> taken(static_cast<size_t>(packed_bytes(m)));
   const auto take = [&](int64_t byte, int bits) {
     ASSERT_LT(static_cast<size_t>(byte), taken.size());
     EXPECT_EQ(taken[static_cast<size_t>(byte)] & bits, 0);
     taken[static_cast<size_t>(byte)] |= static_cast<uint8_t>(bits);
   };
-  for (int64_t row = 0; row < n; ++row) {
-    for (int64_t column = 0; column < k; ++column) {
-      const W4Place p = w4_place(row, column, k);
+  for (int64_t row = 0; row < m.n; ++row) {
+    for (int64_t column = 0; column < m.k; ++column) {
+      const W4Place p = w4_place(row, column, m.k);
       take(p.magnitude_byte, 7 << p.magnitude_shift);
       take(p.sign_byte, 1 << p.sign_shift);
     }
-    for (int64_t group = 0; group < k / 128; ++group) {
-      take(w4_scale_place(row, group, k), 0xff);
-      take(w4_scale_place(row, group, k) + 1, 0xff);
+    for (int64_t group = 0; group < m.k_groups(); ++group) {
+      take(w4_scale_at(row, group, m.k), 0xff);
+      take(w4_scale_at(row, group, m.k) + 1, 0xff);
     }
   }
-  for (const uint8_t byte : taken) ASSERT_EQ(byte, 0xff);
+  for (size_t i = 0; i < taken.size(); ++i) {
+    ASSERT_EQ(taken[i], i % kW4TileBytes < kW4FlagAt ? 0xff : 0) << i;
+  }
 }
 
-TEST(W4Arrangement, RefusesShapesAndCodesThatTheKernelCannotTake) {
-  std::vector<std::byte> codes(128 * 128, std::byte{0x71});
-  quant::Matrix m{.format = quant::Format::kW4Afp8, .n = 128, .k = 256, .codes = codes.data()};
-  EXPECT_TRUE(w4_can_arrange(&m, 1));
-  codes[77] = std::byte{0x81};
-  EXPECT_FALSE(w4_can_arrange(&m, 1));
-  codes[77] = std::byte{0x18};
-  EXPECT_FALSE(w4_can_arrange(&m, 1));
-  codes[77] = std::byte{0};
-  m.k = 128;
-  EXPECT_FALSE(w4_can_arrange(&m, 1));
+TEST(Tiles, WhichMatricesArePackedFollowsFromTheShape) {
+  using quant::Format;
+  EXPECT_EQ(packed_bytes({.format = Format::kW4Afp8, .n = 2048, .k = 7168}),
+            16 * 56 * int64_t{kW4TileBytes});
+  EXPECT_GT(packed_bytes({.format = Format::kW4Afp8, .n = 1408, .k = 2048}), 0);
+  EXPECT_EQ(packed_bytes({.format = Format::kW4Afp8, .n = 64, .k = 128}), 0);
+  EXPECT_EQ(packed_bytes({.format = Format::kW4Afp8, .n = 128, .k = 192}), 0);
+  EXPECT_EQ(packed_bytes({.format = Format::kBf16, .n = 128, .k = 128}), 0);
 }
 
-TEST(W4Plan, StagesFitAndKeepTheMemoryBusy) {
-  for (const int64_t rows : {1, 16, 17, 32, 33, 500}) {
-    const int tokens = w4_tokens(rows);
-    EXPECT_GE(w4_stages(tokens), 6);
-    EXPECT_LE(w4_stages(tokens) * (kW4StageBytes + tokens * kW4StageK), 223 << 10);
+TEST(Tiles, PairsCoverTheMatrix) {
+  EXPECT_EQ(tile_pairs(2048, 2), 16);  // a pair is gate's and up's
+  EXPECT_EQ(tile_pairs(7168, 1), 28);
+  EXPECT_EQ(tile_pairs(384, 1), 2);  // the last tile stands alone
+}
+
+TEST(Tiles, StagesFitAndKeepTheMemoryBusy) {
+  const int in_flight = stages(kW4TileBytes);
+  EXPECT_GE(in_flight * 2 * kW4TileBytes, 64 << 10);
+  EXPECT_LE(in_flight * (2 * kW4TileBytes + kTokensOfBlock * kTileK), 219 << 10);
+}
+
+TEST(Tiles, ColumnsCoverTheTokens) {
+  for (int tokens = 1; tokens <= kTokensOfBlock; ++tokens) {
+    EXPECT_GE(token_columns(tokens), tokens);
+    EXPECT_LE(token_columns(tokens), std::max(16, 2 * tokens));
   }
 }
 

@@ -51,6 +51,16 @@ __device__ inline void bulk_load(void* to, const void* from, uint32_t bytes, uin
       : "memory");
 }
 
+// A warpgroup's registers a thread, from here on (multiples of 8).
+template <int kRegs>
+__device__ inline void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegs));
+}
+template <int kRegs>
+__device__ inline void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegs));
+}
+
 // 16 bytes of global memory to shared memory, in commit groups.
 __device__ inline void copy_async(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to),

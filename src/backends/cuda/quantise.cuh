@@ -30,6 +30,8 @@ __device__ inline float scale_from_bits(uint32_t bits, float most) {
   return amax < quant::kZeroAmax ? 0.0f : __fdiv_rn(amax, most);
 }
 
+__device__ inline float swiglu(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
+
 __device__ inline uint8_t e4m3_scaled(float x, float scale) {
   return scale > 0 ? e4m3_code(__fdiv_rn(x, scale)) : uint8_t{0};
 }

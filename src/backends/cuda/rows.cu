@@ -97,8 +97,7 @@ __global__ void swiglu_rows(const float* gate_up, int n, RowsOut out, const int3
   if (count != nullptr && t >= *count) return;
   const float* gate = gate_up + t * 2 * n;
   for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) {
-    const float g = gate[i];
-    h[i] = g / (1.0f + expf(-g)) * gate[n + i];
+    h[i] = swiglu(gate[i], gate[n + i]);
   }
   __syncthreads();
   quantise_row([&](int i) { return h[i]; }, out, t, space);

@@ -1,0 +1,303 @@
+#pragma once
+
+#include "backends/cuda/kernel.cuh"
+#include "backends/cuda/ptx_sm90.cuh"
+#include "backends/cuda/quantise.cuh"
+#include "backends/cuda/sm90_tiles.h"
+
+// The grouped GEMM on WGMMA: packed weights stream through shared memory once, tokens are gathered
+// by the lists. A format adds how tiles become products.
+//
+//   block      persistent, one an SM; work items (expert, pair of tiles of W, up to 64 tokens)
+//   warp 0     one lane copies the two tiles of a stage (128 of K) by bulk copies
+//   warps 1, 2 gather the tokens' 128 bytes a stage by cp.async, swizzled for WGMMA
+//   warps 4-11 two warpgroups, each with 64 rows of both tiles; weights are WGMMA's M side, so few
+//              tokens waste little: N is 16, 32 or 64, which changes no bits
+//
+// A result's order of sums is K ascending, whatever the lists are.
+namespace sortie::cuda {
+
+constexpr int kSm90Threads = 384;
+constexpr int kTokenWarps = 2;
+constexpr int kConsumerWarps = 8;
+constexpr int kTokenLag = 3;  // stages whose tokens are on their way
+
+struct Item {
+  const std::byte* tiles[2];  // of K = 0; the second may be null
+  int64_t columns[2];         // of the results: the tiles' first
+  int begin;                  // first entry
+  int count;
+};
+
+// The work items of a call, known when the lists are.
+struct Items {
+  const int* offsets;  // in shared memory, as `first`: [groups] items before an expert's
+  const int* first;
+  int pairs;
+  int64_t tile_row_bytes;  // from a tile to the one below
+
+  __device__ Item at(const GemmArgs& a, int item) const {
+    int low = 0;
+    int high = a.groups;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (first[middle] <= item ? low : high) = middle;
+    }
+    const int rows = offsets[low + 1] - offsets[low];
+    const int tiles = (rows + kTokensOfBlock - 1) / kTokensOfBlock;
+    const int rest = item - first[low];
+    const int pair = rest / tiles;  // tokens innermost: neighbours share the weights
+    const int tile = rest - pair * tiles;
+    Item i;
+    i.begin = offsets[low] + tile * kTokensOfBlock;
+    i.count = min(kTokensOfBlock, rows - tile * kTokensOfBlock);
+    const std::byte* w = a.w + int64_t{low} * a.parts * a.w_bytes;
+    if (a.parts == 2) {
+      i.tiles[0] = w + pair * tile_row_bytes;
+      i.tiles[1] = i.tiles[0] + a.w_bytes;
+      i.columns[0] = int64_t{pair} * kTileRows;
+      i.columns[1] = i.columns[0] + a.n;
+    } else {
+      i.tiles[0] = w + 2 * pair * tile_row_bytes;
+      i.tiles[1] = (2 * pair + 1) * kTileRows < a.n ? i.tiles[0] + tile_row_bytes : nullptr;
+      i.columns[0] = int64_t{pair} * 2 * kTileRows;
+      i.columns[1] = i.columns[0] + kTileRows;
+    }
+    return i;
+  }
+};
+
+// One warp fills offsets and first, [0 .. groups].
+__device__ inline void count_items(const GemmArgs& a, int pairs, int* offsets, int* first) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  for (int e = lane; e <= a.groups; e += kWarp) offsets[e] = a.offsets[e];
+  __syncwarp();
+  const int each = (a.groups + kWarp - 1) / kWarp;
+  const int begin = min(lane * each, a.groups);
+  const int end = min(begin + each, a.groups);
+  const auto items_of = [&](int e) {
+    return (offsets[e + 1] - offsets[e] + kTokensOfBlock - 1) / kTokensOfBlock * pairs;
+  };
+  int own = 0;
+  for (int e = begin; e < end; ++e) own += items_of(e);
+  int sum = own;
+  for (int d = 1; d < kWarp; d *= 2) {
+    const int other = __shfl_up_sync(kAll, sum, d);
+    if (lane >= d) sum += other;
+  }
+  int at = sum - own;
+  for (int e = begin; e < end; ++e) {
+    first[e] = at;
+    at += items_of(e);
+  }
+  if (lane == kWarp - 1) first[a.groups] = sum;
+}
+
+template <int TILE_BYTES>
+struct Sm90Shared {
+  static constexpr int kStages = stages(TILE_BYTES);
+  std::byte tokens[kStages][kTokensOfBlock * kTileK];  // rows of 128 bytes, swizzled
+  std::byte tiles[kStages][2][TILE_BYTES];
+  uint64_t full[kStages];
+  uint64_t empty[kStages];
+  int offsets[kMostExperts + 1];
+  int first[kMostExperts + 1];
+};
+
+// A position in the ring of stages.
+template <int STAGES>
+struct Ring {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ void advance() {
+    if (++stage == STAGES) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+template <int TILE_BYTES>
+__device__ void load_tiles(const GemmArgs& a, Sm90Shared<TILE_BYTES>& s, const Items& items) {
+  Ring<Sm90Shared<TILE_BYTES>::kStages> ring;
+  const int total = items.first[a.groups];
+  for (int i = static_cast<int>(blockIdx.x); i < total; i += static_cast<int>(gridDim.x)) {
+    const Item item = items.at(a, i);
+    const bool both = item.tiles[1] != nullptr;
+    for (int k = 0; k < a.k / kTileK; ++k) {
+      uint64_t* full = &s.full[ring.stage];
+      ptx::barrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
+      ptx::barrier_arrive_expecting(full, (both ? 2 : 1) * TILE_BYTES);
+      const int64_t at = int64_t{k} * TILE_BYTES;
+      ptx::bulk_load(s.tiles[ring.stage][0], item.tiles[0] + at, TILE_BYTES, full);
+      if (both) ptx::bulk_load(s.tiles[ring.stage][1], item.tiles[1] + at, TILE_BYTES, full);
+      ring.advance();
+    }
+  }
+}
+
+template <int TILE_BYTES>
+__device__ void load_tokens(const GemmArgs& a, Sm90Shared<TILE_BYTES>& s, const Items& items) {
+  constexpr int kStages = Sm90Shared<TILE_BYTES>::kStages;
+  static_assert(kStages > kTokenLag);
+  constexpr int kPieces = kTileK / 16;                        // of a row in a stage
+  constexpr int kRowsAtOnce = kTokenWarps * kWarp / kPieces;  // of all these warps
+  constexpr int kCopies = kTokensOfBlock / kRowsAtOnce;       // of a thread, each stage
+  const int thread = static_cast<int>(threadIdx.x) - kWarp;
+  const int lane = thread % kWarp;
+  const int piece = thread % kPieces;
+  const int first_token = thread / kPieces;
+  const int total = items.first[a.groups];
+  Ring<kStages> ring;
+  Ring<kStages> done;  // stages whose tokens have arrived
+  int pending = 0;
+  const auto finish_one = [&] {
+    ptx::fence_async_proxy();
+    __syncwarp();
+    if (lane == 0) ptx::barrier_arrive(&s.full[done.stage]);
+    done.advance();
+    --pending;
+  };
+  for (int i = static_cast<int>(blockIdx.x); i < total; i += static_cast<int>(gridDim.x)) {
+    const Item item = items.at(a, i);
+    const std::byte* rows[kCopies];
+#pragma unroll
+    for (int r = 0; r < kCopies; ++r) {
+      const int entry = item.begin + min(r * kRowsAtOnce + first_token, item.count - 1);
+      const int64_t row = a.row_index == nullptr ? entry : a.row_index[entry];
+      rows[r] = a.x + row * a.x_row_bytes + piece * 16;
+    }
+    for (int k = 0; k < a.k / kTileK; ++k) {
+      ptx::barrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
+      const uint32_t to = ptx::shared_address(s.tokens[ring.stage]);
+#pragma unroll
+      for (int r = 0; r < kCopies; ++r) {
+        const int token = r * kRowsAtOnce + first_token;
+        if (token < item.count) {
+          ptx::copy_async(to + static_cast<uint32_t>(token * kTileK + (piece ^ token % 8) * 16),
+                          rows[r] + k * kTileK);
+        }
+      }
+      ptx::copy_commit();
+      ring.advance();
+      if (++pending > kTokenLag) {
+        ptx::copy_wait<kTokenLag>();
+        finish_one();
+      }
+    }
+  }
+  ptx::copy_wait<0>();
+  while (pending > 0) finish_one();
+}
+
+// What a consumer thread stores: sums of rows u and u + 1 of each tile for two tokens of eight.
+//   sums[tile][4 j + e], [.. + 2]: token 8 j + 2 q + e, rows u and u + 1
+// `finish` makes fp32 of a sum: (sum, row of the tile + tile's column, the token's scale).
+template <int N, typename Sum, typename Finish>
+__device__ void store(const GemmArgs& a, const Item& item, const Sum (&sums)[2][N / 2], int row,
+                      const Finish& finish) {
+  const int q = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+  for (int j = 0; j < N / 8; ++j) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int token = 8 * j + 2 * q + e;
+      if (token >= item.count) continue;
+      const int64_t entry = item.begin + token;
+      float scale = a.static_scale;
+      if (a.has_row_scale) {
+        const int64_t x_row = a.row_index == nullptr ? entry : a.row_index[entry];
+        scale = *reinterpret_cast<const float*>(a.x + x_row * a.x_row_bytes + a.x_scale_offset);
+      }
+      float y[2][2];
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+#pragma unroll
+        for (int v = 0; v < 2; ++v) {
+          y[tile][v] = finish(sums[tile][4 * j + 2 * v + e], tile, v, scale);
+        }
+      }
+      if (a.y8 != nullptr) {
+        const uint32_t low = e4m3_scaled(swiglu(y[0][0], y[1][0]), a.y8_scale);
+        const uint32_t high = e4m3_scaled(swiglu(y[0][1], y[1][1]), a.y8_scale);
+        *reinterpret_cast<uint16_t*>(a.y8 + entry * a.y8_row_bytes + item.columns[0] + row) =
+            static_cast<uint16_t>(low | high << 8);
+        continue;
+      }
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+        if (item.tiles[tile] == nullptr) continue;
+        const int64_t to = entry * a.y_stride + item.columns[tile] + row;
+        if (a.y32 != nullptr) {
+          *reinterpret_cast<float2*>(a.y32 + to) = make_float2(y[tile][0], y[tile][1]);
+        } else {
+          *reinterpret_cast<uint32_t*>(a.y16 + to) =
+              round_bf16(y[tile][0]).bits | uint32_t{round_bf16(y[tile][1]).bits} << 16;
+        }
+      }
+    }
+  }
+}
+
+// F::kTileBytes, and F::multiply<N>(args, shared, ring, item), which a consumer calls for each item
+// and which leaves the ring behind it.
+template <typename F>
+__global__ void __launch_bounds__(kSm90Threads, 1)
+    sm90_grouped_gemm(const __grid_constant__ GemmArgs a) {
+  extern __shared__ __align__(1024) std::byte memory[];
+  using Shared = Sm90Shared<F::kTileBytes>;
+  auto& s = *reinterpret_cast<Shared*>(memory);
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const Items items{s.offsets, s.first, tile_pairs(a.n, a.parts),
+                    int64_t{a.k / kTileK} * F::kTileBytes};
+  if (warp == 0) {
+    count_items(a, items.pairs, s.offsets, s.first);
+  } else if (threadIdx.x == kWarp) {
+    for (int i = 0; i < Shared::kStages; ++i) {
+      ptx::barrier_init(&s.full[i], 1 + kTokenWarps);
+      ptx::barrier_init(&s.empty[i], kConsumerWarps);
+    }
+    ptx::fence_async_proxy();
+  }
+  __syncthreads();
+  if (warp < 4) {
+    ptx::give_registers<72>();
+    if (threadIdx.x == 0) load_tiles(a, s, items);
+    if (warp >= 1 && warp <= kTokenWarps) load_tokens(a, s, items);
+    return;
+  }
+  ptx::take_registers<216>();
+  Ring<Shared::kStages> ring;
+  const int total = s.first[a.groups];
+  for (int i = static_cast<int>(blockIdx.x); i < total; i += static_cast<int>(gridDim.x)) {
+    const Item item = items.at(a, i);
+    switch (token_columns(item.count)) {
+      case 16:
+        F::template multiply<16>(a, s, ring, item);
+        break;
+      case 32:
+        F::template multiply<32>(a, s, ring, item);
+        break;
+      default:
+        F::template multiply<64>(a, s, ring, item);
+        break;
+    }
+  }
+}
+
+template <typename F>
+void launch_sm90(const GemmArgs& a, const Context& c) {
+  CHECK(a.n % kTileRows == 0 && a.k % kTileK == 0 && a.groups <= kMostExperts &&
+        a.offsets != nullptr && a.parts <= 2 && a.x_row_bytes % 16 == 0 && a.y_stride % 2 == 0);
+  constexpr size_t kShared = sizeof(Sm90Shared<F::kTileBytes>);
+  static_assert(kShared <= size_t{227} << 10);
+  static const int sms = [] {
+    int count = 0;
+    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0);
+    allow_shared(sm90_grouped_gemm<F>, kShared);
+    return count;
+  }();
+  SORTIE_LAUNCH(sm90_grouped_gemm<F>, static_cast<unsigned>(sms), kSm90Threads, kShared, c, a);
+}
+
+}  // namespace sortie::cuda
