@@ -201,7 +201,7 @@ class PackedGemm : public OnGpu {
         }
       }
     }
-    const int64_t bytes = device().packed_bytes(w.host[0].matrix);
+    const int64_t bytes = quant::ceil_div(device().packed_bytes(w.host[0].matrix), 256) * 256;
     auto* to = fresh<std::byte>(bytes * count);
     for (const cpu::Weights& one : w.host) {
       w.in_rows.push_back(one.matrix);

@@ -24,6 +24,7 @@ constexpr int kTokenLag = 3;  // stages whose tokens are on their way
 
 struct Item {
   const std::byte* tiles[2];  // of K = 0; the second may be null
+  const std::byte* tails[2];  // theirs, of what stands behind the matrix's tiles
   int64_t columns[2];         // of the results: the tiles' first
   int begin;                  // first entry
   int count;
@@ -34,6 +35,7 @@ struct Items {
   const int* offsets;  // in shared memory, as `first`: [groups] items before an expert's
   const int* first;
   int pairs;
+  int tail_bytes;          // of a tile's rows, behind the matrix's tiles
   int64_t tile_row_bytes;  // from a tile to the one below
 
   __device__ Item at(const GemmArgs& a, int item) const {
@@ -52,17 +54,16 @@ struct Items {
     i.begin = offsets[low] + tile * kTokensOfBlock;
     i.count = min(kTokensOfBlock, rows - tile * kTokensOfBlock);
     const std::byte* w = a.w + int64_t{low} * a.parts * a.w_bytes;
-    if (a.parts == 2) {
-      i.tiles[0] = w + pair * tile_row_bytes;
-      i.tiles[1] = i.tiles[0] + a.w_bytes;
-      i.columns[0] = int64_t{pair} * kTileRows;
-      i.columns[1] = i.columns[0] + a.n;
-    } else {
-      i.tiles[0] = w + 2 * pair * tile_row_bytes;
-      i.tiles[1] = (2 * pair + 1) * kTileRows < a.n ? i.tiles[0] + tile_row_bytes : nullptr;
-      i.columns[0] = int64_t{pair} * 2 * kTileRows;
-      i.columns[1] = i.columns[0] + kTileRows;
+    const int row_tiles = a.n / kTileRows;
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+      const int row_tile = a.parts == 2 ? pair : min(2 * pair + t, row_tiles - 1);
+      const std::byte* matrix = a.parts == 2 ? w + t * a.w_bytes : w;
+      i.tiles[t] = matrix + row_tile * tile_row_bytes;
+      i.tails[t] = matrix + row_tiles * tile_row_bytes + row_tile * tail_bytes;
+      i.columns[t] = int64_t{row_tile} * kTileRows + (a.parts == 2 ? t * a.n : 0);
     }
+    if (i.tiles[1] == i.tiles[0]) i.tiles[1] = nullptr;
     return i;
   }
 };
@@ -124,6 +125,7 @@ __device__ void load_tiles(const GemmArgs& a, Sm90Shared<TILE_BYTES>& s, const I
   for (int i = static_cast<int>(blockIdx.x); i < total; i += static_cast<int>(gridDim.x)) {
     const Item item = items.at(a, i);
     const bool both = item.tiles[1] != nullptr;
+#pragma unroll 1
     for (int k = 0; k < a.k / kTileK; ++k) {
       uint64_t* full = &s.full[ring.stage];
       ptx::barrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
@@ -167,6 +169,7 @@ __device__ void load_tokens(const GemmArgs& a, Sm90Shared<TILE_BYTES>& s, const 
       const int64_t row = a.row_index == nullptr ? entry : a.row_index[entry];
       rows[r] = a.x + row * a.x_row_bytes + piece * 16;
     }
+#pragma unroll 1
     for (int k = 0; k < a.k / kTileK; ++k) {
       ptx::barrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
       const uint32_t to = ptx::shared_address(s.tokens[ring.stage]);
@@ -190,20 +193,48 @@ __device__ void load_tokens(const GemmArgs& a, Sm90Shared<TILE_BYTES>& s, const 
   while (pending > 0) finish_one();
 }
 
-// What a consumer thread stores: sums of rows u and u + 1 of each tile for two tokens of eight.
-//   sums[tile][4 j + e], [.. + 2]: token 8 j + 2 q + e, rows u and u + 1
-// `finish` makes fp32 of a sum: (sum, row of the tile + tile's column, the token's scale).
-template <int N, typename Sum, typename Finish>
-__device__ void store(const GemmArgs& a, const Item& item, const Sum (&sums)[2][N / 2], int row,
-                      const Finish& finish) {
-  const int q = static_cast<int>(threadIdx.x) % 4;
+// Where results go.
+enum class Out : uint8_t { kF32, kBf16, kSwiglu };
+
+// Rows u and u + 1 of both tiles for one entry.
+template <Out OUT>
+__device__ __forceinline__ void put(const GemmArgs& a, const Item& item, int64_t entry, int row,
+                                    const float (&y)[2][2]) {
+  if constexpr (OUT == Out::kSwiglu) {
+    const uint32_t low = e4m3_scaled(swiglu(y[0][0], y[1][0]), a.y8_scale);
+    const uint32_t high = e4m3_scaled(swiglu(y[0][1], y[1][1]), a.y8_scale);
+    *reinterpret_cast<uint16_t*>(a.y8 + entry * a.y8_row_bytes + item.columns[0] + row) =
+        static_cast<uint16_t>(low | high << 8);
+  } else {
 #pragma unroll
-  for (int j = 0; j < N / 8; ++j) {
+    for (int tile = 0; tile < 2; ++tile) {
+      if (item.tiles[tile] == nullptr) continue;
+      const int64_t to = entry * a.y_stride + item.columns[tile] + row;
+      if constexpr (OUT == Out::kF32) {
+        *reinterpret_cast<float2*>(a.y32 + to) = make_float2(y[tile][0], y[tile][1]);
+      } else {
+        *reinterpret_cast<uint32_t*>(a.y16 + to) =
+            round_bf16(y[tile][0]).bits | uint32_t{round_bf16(y[tile][1]).bits} << 16;
+      }
+    }
+  }
+}
+
+// Stores what a consumer thread has: sums of rows u and u + 1 of each tile, of two tokens of eight,
+//   sums[tile][4 j + 2 v + e]: token 8 j + 2 q + e, row u + v,
+// made fp32 by finish(sum, tile, v, the token's scale). The sums are lost: eight tokens are stored
+// at a time and the next moved to their place, since code that names each register on its own is so
+// long that fetching it takes longer than running it.
+template <Out OUT, int N, typename Sum, typename Finish>
+__device__ __forceinline__ void store(const GemmArgs& a, const Item& item, Sum (&sums)[2][N / 2],
+                                      int row, const Finish& finish) {
+  int token = static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll 1
+  for (int j = 0; j < N / 8 && 8 * j < item.count; ++j, token += 8) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const int token = 8 * j + 2 * q + e;
-      if (token >= item.count) continue;
-      const int64_t entry = item.begin + token;
+      if (token + e >= item.count) continue;
+      const int64_t entry = item.begin + token + e;
       float scale = a.static_scale;
       if (a.has_row_scale) {
         const int64_t x_row = a.row_index == nullptr ? entry : a.row_index[entry];
@@ -213,42 +244,28 @@ __device__ void store(const GemmArgs& a, const Item& item, const Sum (&sums)[2][
 #pragma unroll
       for (int tile = 0; tile < 2; ++tile) {
 #pragma unroll
-        for (int v = 0; v < 2; ++v) {
-          y[tile][v] = finish(sums[tile][4 * j + 2 * v + e], tile, v, scale);
-        }
+        for (int v = 0; v < 2; ++v) y[tile][v] = finish(sums[tile][2 * v + e], tile, v, scale);
       }
-      if (a.y8 != nullptr) {
-        const uint32_t low = e4m3_scaled(swiglu(y[0][0], y[1][0]), a.y8_scale);
-        const uint32_t high = e4m3_scaled(swiglu(y[0][1], y[1][1]), a.y8_scale);
-        *reinterpret_cast<uint16_t*>(a.y8 + entry * a.y8_row_bytes + item.columns[0] + row) =
-            static_cast<uint16_t>(low | high << 8);
-        continue;
-      }
+      put<OUT>(a, item, entry, row, y);
+    }
 #pragma unroll
-      for (int tile = 0; tile < 2; ++tile) {
-        if (item.tiles[tile] == nullptr) continue;
-        const int64_t to = entry * a.y_stride + item.columns[tile] + row;
-        if (a.y32 != nullptr) {
-          *reinterpret_cast<float2*>(a.y32 + to) = make_float2(y[tile][0], y[tile][1]);
-        } else {
-          *reinterpret_cast<uint32_t*>(a.y16 + to) =
-              round_bf16(y[tile][0]).bits | uint32_t{round_bf16(y[tile][1]).bits} << 16;
-        }
-      }
+    for (int tile = 0; tile < 2; ++tile) {
+#pragma unroll
+      for (int i = 0; i + 4 < N / 2; ++i) sums[tile][i] = sums[tile][i + 4];
     }
   }
 }
 
-// F::kTileBytes, and F::multiply<N>(args, shared, ring, item), which a consumer calls for each item
-// and which leaves the ring behind it.
-template <typename F>
+// F::kTileBytes, F::kTailBytes, and F::multiply<OUT, N>(args, shared, ring, item), which a consumer
+// calls for each item and which leaves the ring behind it.
+template <typename F, Out OUT>
 __global__ void __launch_bounds__(kSm90Threads, 1)
     sm90_grouped_gemm(const __grid_constant__ GemmArgs a) {
   extern __shared__ __align__(1024) std::byte memory[];
   using Shared = Sm90Shared<F::kTileBytes>;
   auto& s = *reinterpret_cast<Shared*>(memory);
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const Items items{s.offsets, s.first, tile_pairs(a.n, a.parts),
+  const Items items{s.offsets, s.first, tile_pairs(a.n, a.parts), F::kTailBytes,
                     int64_t{a.k / kTileK} * F::kTileBytes};
   if (warp == 0) {
     count_items(a, items.pairs, s.offsets, s.first);
@@ -273,31 +290,39 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
     const Item item = items.at(a, i);
     switch (token_columns(item.count)) {
       case 16:
-        F::template multiply<16>(a, s, ring, item);
+        F::template multiply<OUT, 16>(a, s, ring, item);
         break;
       case 32:
-        F::template multiply<32>(a, s, ring, item);
+        F::template multiply<OUT, 32>(a, s, ring, item);
         break;
       default:
-        F::template multiply<64>(a, s, ring, item);
+        F::template multiply<OUT, 64>(a, s, ring, item);
         break;
     }
   }
+}
+
+template <typename F, Out OUT>
+void launch_sm90(const GemmArgs& a, const Context& c) {
+  constexpr size_t kShared = sizeof(Sm90Shared<F::kTileBytes>);
+  static_assert(kShared <= size_t{227} << 10);
+  static const int sms = [] {
+    int count = 0;
+    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0);
+    allow_shared(sm90_grouped_gemm<F, OUT>, kShared);
+    return count;
+  }();
+  SORTIE_LAUNCH((sm90_grouped_gemm<F, OUT>), static_cast<unsigned>(sms), kSm90Threads, kShared, c,
+                a);
 }
 
 template <typename F>
 void launch_sm90(const GemmArgs& a, const Context& c) {
   CHECK(a.n % kTileRows == 0 && a.k % kTileK == 0 && a.groups <= kMostExperts &&
         a.offsets != nullptr && a.parts <= 2 && a.x_row_bytes % 16 == 0 && a.y_stride % 2 == 0);
-  constexpr size_t kShared = sizeof(Sm90Shared<F::kTileBytes>);
-  static_assert(kShared <= size_t{227} << 10);
-  static const int sms = [] {
-    int count = 0;
-    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0);
-    allow_shared(sm90_grouped_gemm<F>, kShared);
-    return count;
-  }();
-  SORTIE_LAUNCH(sm90_grouped_gemm<F>, static_cast<unsigned>(sms), kSm90Threads, kShared, c, a);
+  if (a.y8 != nullptr) return launch_sm90<F, Out::kSwiglu>(a, c);
+  if (a.y32 != nullptr) return launch_sm90<F, Out::kF32>(a, c);
+  launch_sm90<F, Out::kBf16>(a, c);
 }
 
 }  // namespace sortie::cuda

@@ -14,7 +14,7 @@
 // w4afp8
 //
 //   | codes, 8 KiB: [half: 64 rows][vector 0, 1][thread 0..127] 16 bytes |
-//   | scales, 256 B: [128 rows] bf16, times 2^9 | flag, 16 B: a code is -8 |
+//   | scales, 256 B: [128 rows] bf16, times 2^9                            |
 //
 // Thread t of a half's warpgroup (warp w, lane 4 g + q) has rows 16 w + 2 g and 16 w + 2 g + 1 of
 // the half, called u and v, and of them the k = 32 s + 16 h + 4 q + b, s and b in 0..3, h in 0..1:
@@ -25,24 +25,26 @@
 //
 // so that the word and the word turned right by four bits, both masked with 0x87 in each byte, are
 // four e4m3 each: the codes 0..7 of e4m3 are 0..7 times 2^-9, which the scales make good. -8 has no
-// magnitude of three bits and stands as -0, which nothing else uses; tiles that have one say so and
-// are widened by a few operations more.
+// magnitude of three bits and stands as -0, which nothing else uses; it takes a few operations more
+// to widen. Behind the matrix's tiles stands a word for each 128 rows: whether they hold a -8.
 namespace sortie::cuda {
 
 constexpr int kTileRows = 128;
 constexpr int kTileK = 128;
 
 constexpr int kW4CodeBytes = kTileRows * kTileK / 2;
-constexpr int kW4FlagAt = kW4CodeBytes + kTileRows * 2;
-constexpr int kW4TileBytes = kW4FlagAt + 16;
+// A multiple of 128: bulk copies that start within a line of memory are slow.
+constexpr int kW4TileBytes = kW4CodeBytes + kTileRows * 2;
+static_assert(kW4TileBytes % 128 == 0);
+constexpr int kW4TailBytes = 4;
 
-constexpr int64_t tile_bytes(quant::Format f) {
-  return f == quant::Format::kW4Afp8 ? kW4TileBytes : 0;
+constexpr int64_t all_tiles_bytes(int64_t n, int64_t k, int64_t tile_bytes) {
+  return n / kTileRows * (k / kTileK) * tile_bytes;
 }
 // Bytes of the packed matrix; 0 = it stays in rows.
 constexpr int64_t packed_bytes(const quant::Matrix& m) {
-  if (m.n % kTileRows != 0 || m.k % kTileK != 0) return 0;
-  return m.n / kTileRows * (m.k / kTileK) * tile_bytes(m.format);
+  if (m.format != quant::Format::kW4Afp8 || m.n % kTileRows != 0 || m.k % kTileK != 0) return 0;
+  return all_tiles_bytes(m.n, m.k, kW4TileBytes) + m.n / kTileRows * kW4TailBytes;
 }
 
 // A block multiplies two tiles of W with the same tokens: gate's and up's, or two neighbours of one

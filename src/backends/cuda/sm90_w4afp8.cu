@@ -12,7 +12,8 @@ struct Operand {
   uint32_t codes[4][4];  // e4m3, k = 32 each
   uint32_t scales;       // two bf16
 
-  __device__ __forceinline__ void load(const std::byte* tile, int half, int thread, int row) {
+  __device__ __forceinline__ void load(const std::byte* tile, int half, int thread, int row,
+                                       bool minus_eight) {
     const auto* from = reinterpret_cast<const uint4*>(tile) + half * 256 + thread;
     const uint4 vectors[2] = {from[0], from[128]};
     const uint32_t words[4][2] = {{vectors[0].x, vectors[0].y},
@@ -28,7 +29,7 @@ struct Operand {
         codes[step][2 * h + 1] = __funnelshift_r(word, word, 4) & 0x87878787u;
       }
     }
-    if (*reinterpret_cast<const uint32_t*>(tile + kW4FlagAt) != 0) {
+    if (minus_eight) {
 #pragma unroll
       for (int i = 0; i < 16; ++i) codes[i / 4][i % 4] = with_minus_eight(codes[i / 4][i % 4]);
     }
@@ -44,9 +45,10 @@ struct Operand {
 
 struct W4Tiles {
   static constexpr int kTileBytes = kW4TileBytes;
+  static constexpr int kTailBytes = kW4TailBytes;
   using Shared = Sm90Shared<kTileBytes>;
 
-  template <int N>
+  template <Out OUT, int N>
   static __device__ __forceinline__ void multiply(const GemmArgs& a, Shared& s,
                                                   Ring<Shared::kStages>& ring, const Item& item) {
     const int thread = static_cast<int>(threadIdx.x) % 128;
@@ -56,8 +58,10 @@ struct W4Tiles {
     float acc[2][N / 2] = {};
     float part[2][N / 2];
     Operand w[2];
+    const bool minus_eight = (*reinterpret_cast<const int*>(item.tails[0]) |
+                              *reinterpret_cast<const int*>(item.tails[1])) != 0;
     const auto load = [&](Operand& to, int tile) {
-      to.load(s.tiles[ring.stage][tile], half, thread, row);
+      to.load(s.tiles[ring.stage][tile], half, thread, row, minus_eight);
     };
     const auto start = [&](const Operand& from, float(&sums)[N / 2]) {
       const uint64_t tokens = ptx::swizzled_tile(s.tokens[ring.stage]);
@@ -80,6 +84,7 @@ struct W4Tiles {
     const int stages_of_k = a.k / kTileK;
     ptx::barrier_wait(&s.full[ring.stage], ring.parity);
     load(w[0], 0);
+#pragma unroll 1
     for (int k = 1; k <= stages_of_k; ++k) {
       start(w[0], part[0]);
       load(w[1], 1);
@@ -97,20 +102,17 @@ struct W4Tiles {
       if (lane == 0) ptx::barrier_arrive(&s.empty[stage]);
     }
 
-    store<N>(a, item, acc, row, [](float sum, int, int, float scale) { return sum * scale; });
+    store<OUT, N>(a, item, acc, row, [](float sum, int, int, float scale) { return sum * scale; });
   }
 };
 
 // A block packs a tile.
 __global__ void __launch_bounds__(256)
-    pack_w4(const uint8_t* codes, const bf16* scales, int64_t k, std::byte* to) {
-  __shared__ int minus_eight;
+    pack_w4(const uint8_t* codes, const bf16* scales, int64_t n, int64_t k, std::byte* to) {
   const int64_t groups = k / kTileK;
   const int64_t first_row = blockIdx.x / groups * kTileRows;
   const int64_t group = blockIdx.x % groups;
   std::byte* tile = to + int64_t{blockIdx.x} * kW4TileBytes;
-  if (threadIdx.x == 0) minus_eight = 0;
-  __syncthreads();
   const auto code = [&](int64_t row, int64_t column) -> int {
     const int64_t at = (first_row + row) * (k / 2) + (group * kTileK + column) / 2;
     const int nibble = codes[at] >> (column % 2 * 4) & 0xf;
@@ -132,13 +134,15 @@ __global__ void __launch_bounds__(256)
     tile[at] = static_cast<std::byte>((u < 0 ? 0x80 : 0) | (abs(v) & 7) << 4 |
                                       (before < 0 ? 0x08 : 0) | (abs(u) & 7));
   }
-  if (any) minus_eight = 1;
+  if (any) {
+    atomicOr(
+        reinterpret_cast<int*>(to + all_tiles_bytes(n, k, kW4TileBytes)) + first_row / kTileRows,
+        1);
+  }
   if (threadIdx.x < kTileRows) {
     const bf16 scale = scales[(first_row + threadIdx.x) * groups + group];
     reinterpret_cast<bf16*>(tile + kW4CodeBytes)[threadIdx.x] = round_bf16(f32(scale) * 512.0f);
   }
-  __syncthreads();
-  if (threadIdx.x < 4) reinterpret_cast<int*>(tile + kW4FlagAt)[threadIdx.x] = minus_eight;
 }
 
 }  // namespace
@@ -146,8 +150,11 @@ __global__ void __launch_bounds__(256)
 void pack(const quant::Matrix& rows, std::byte* to, void* stream) {
   CHECK(packed_bytes(rows) > 0 && rows.format == quant::Format::kW4Afp8);
   const auto tiles = static_cast<unsigned>(rows.n / kTileRows * (rows.k / kTileK));
+  const int64_t tail = all_tiles_bytes(rows.n, rows.k, kW4TileBytes);
+  cudaMemsetAsync(to + tail, 0, static_cast<size_t>(packed_bytes(rows) - tail),
+                  static_cast<cudaStream_t>(stream));
   pack_w4<<<tiles, 256, 0, static_cast<cudaStream_t>(stream)>>>(
-      reinterpret_cast<const uint8_t*>(rows.codes), rows.bf16_scales(), rows.k, to);
+      reinterpret_cast<const uint8_t*>(rows.codes), rows.bf16_scales(), rows.n, rows.k, to);
   note_launch("pack_w4");
 }
 
