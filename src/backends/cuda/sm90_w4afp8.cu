@@ -7,19 +7,29 @@ namespace sortie::cuda {
 
 namespace {
 
-// 64 rows of a tile, as a thread of their warpgroup holds them.
+// 64 rows of a tile as a thread of their warpgroup reads them out of shared memory.
+struct Codes {
+  uint4 vectors[2];
+  uint32_t scales;  // two bf16
+
+  __device__ __forceinline__ void load(const std::byte* tile, int half, int thread, int row) {
+    const auto* from = reinterpret_cast<const uint4*>(tile) + half * 256 + thread;
+    vectors[0] = from[0];
+    vectors[1] = from[128];
+    scales = *reinterpret_cast<const uint32_t*>(tile + kW4CodeBytes + row * 2);
+  }
+};
+
+// And as the tensor cores take them.
 struct Operand {
   uint32_t codes[4][4];  // e4m3, k = 32 each
-  uint32_t scales;       // two bf16
+  uint32_t scales;
 
-  __device__ __forceinline__ void load(const std::byte* tile, int half, int thread, int row,
-                                       bool minus_eight) {
-    const auto* from = reinterpret_cast<const uint4*>(tile) + half * 256 + thread;
-    const uint4 vectors[2] = {from[0], from[128]};
-    const uint32_t words[4][2] = {{vectors[0].x, vectors[0].y},
-                                  {vectors[0].z, vectors[0].w},
-                                  {vectors[1].x, vectors[1].y},
-                                  {vectors[1].z, vectors[1].w}};
+  __device__ __forceinline__ void widen(const Codes& c, bool minus_eight) {
+    const uint32_t words[4][2] = {{c.vectors[0].x, c.vectors[0].y},
+                                  {c.vectors[0].z, c.vectors[0].w},
+                                  {c.vectors[1].x, c.vectors[1].y},
+                                  {c.vectors[1].z, c.vectors[1].w}};
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
 #pragma unroll
@@ -33,7 +43,7 @@ struct Operand {
 #pragma unroll
       for (int i = 0; i < 16; ++i) codes[i / 4][i % 4] = with_minus_eight(codes[i / 4][i % 4]);
     }
-    scales = *reinterpret_cast<const uint32_t*>(tile + kW4CodeBytes + row * 2);
+    scales = c.scales;
   }
 
   // -0 stands for -8: 0x80 becomes 0x88 in each byte.
@@ -60,8 +70,11 @@ struct W4Tiles {
     Operand w[2];
     const bool minus_eight = (*reinterpret_cast<const int*>(item.tails[0]) |
                               *reinterpret_cast<const int*>(item.tails[1])) != 0;
-    const auto load = [&](Operand& to, int tile) {
-      to.load(s.tiles[ring.stage][tile], half, thread, row, minus_eight);
+    Codes codes[2];
+    const auto load = [&] {
+      ptx::barrier_wait(&s.full[ring.stage], ring.parity);
+      codes[0].load(s.tiles[ring.stage][0], half, thread, row);
+      codes[1].load(s.tiles[ring.stage][1], half, thread, row);
     };
     const auto start = [&](const Operand& from, float(&sums)[N / 2]) {
       const uint64_t tokens = ptx::swizzled_tile(s.tokens[ring.stage]);
@@ -82,21 +95,19 @@ struct W4Tiles {
     };
 
     const int stages_of_k = a.k / kTileK;
-    ptx::barrier_wait(&s.full[ring.stage], ring.parity);
-    load(w[0], 0);
+    load();
+    w[0].widen(codes[0], minus_eight);
 #pragma unroll 1
     for (int k = 1; k <= stages_of_k; ++k) {
       start(w[0], part[0]);
-      load(w[1], 1);
+      w[1].widen(codes[1], minus_eight);
       start(w[1], part[1]);
-      ptx::wgmma_wait<1>();
-      fold(part[0], w[0].scales, acc[0]);
       const int stage = ring.stage;
       ring.advance();
-      if (k < stages_of_k) {
-        ptx::barrier_wait(&s.full[ring.stage], ring.parity);
-        load(w[0], 0);
-      }
+      if (k < stages_of_k) load();
+      ptx::wgmma_wait<1>();
+      fold(part[0], w[0].scales, acc[0]);
+      w[0].widen(codes[0], minus_eight);
       ptx::wgmma_wait<0>();
       fold(part[1], w[1].scales, acc[1]);
       if (lane == 0) ptx::barrier_arrive(&s.empty[stage]);
