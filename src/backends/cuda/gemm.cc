@@ -78,6 +78,8 @@ bool is_aligned(const void* p, int64_t a, int64_t b) {
 bool grouped_swiglu(const ops::GroupedSwiglu& a, const ops::Context& c) {
   // A row's dynamic scale needs its maximum first.
   if (a.w->layout != quant::Layout::kTiles || a.out.format != ActFormat::kE4m3Static) return false;
+  // What the kernel's division takes.
+  if (!(a.out.static_scale > 0x1p-60f && a.out.static_scale < 0x1p60f)) return false;
   if (a.x.count == 0) return true;
   GemmArgs g = grouped_args(a.x, a.row_index, a.offsets, a.local_experts, a.w, 2);
   g.y8 = reinterpret_cast<uint8_t*>(a.out.data);

@@ -51,6 +51,11 @@ __device__ inline void bulk_load(void* to, const void* from, uint32_t bytes, uin
       : "memory");
 }
 
+// Barrier `id` (1 to 15) of 128 threads.
+__device__ inline void warpgroup_barrier(int id) {
+  asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
+}
+
 // A warpgroup's registers a thread, from here on (multiples of 8).
 template <int kRegs>
 __device__ inline void give_registers() {

@@ -30,7 +30,23 @@ __device__ inline float scale_from_bits(uint32_t bits, float most) {
   return amax < quant::kZeroAmax ? 0.0f : __fdiv_rn(amax, most);
 }
 
-__device__ inline float swiglu(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
+// x / d as IEEE division rounds it, without that one's branch, which keeps divisions from running
+// beside each other. d is from 2^-60 on; past 2^60, and for quotients that no e4m3 holds or that
+// are no numbers, it is x * (1 / d).
+__device__ inline float quotient(float x, float d) {
+  float r;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(r) : "f"(d));
+  const float rough = x * r;
+  r = fmaf(r, fmaf(-d, r, 1.0f), r);
+  float q = x * r;
+  q = fmaf(r, fmaf(-d, q, x), q);
+  q = fmaf(r, fmaf(-d, q, x), q);
+  return d < 0x1p60f && fabsf(rough) < 0x1p60f ? q : rough;
+}
+
+__device__ inline float swiglu(float gate, float up) {
+  return quotient(gate, 1.0f + expf(-gate)) * up;
+}
 
 __device__ inline uint8_t e4m3_scaled(float x, float scale) {
   return scale > 0 ? e4m3_code(__fdiv_rn(x, scale)) : uint8_t{0};

@@ -20,7 +20,8 @@ namespace sortie::cuda {
 constexpr int kSm90Threads = 384;
 constexpr int kTokenWarps = 2;
 constexpr int kConsumerWarps = 8;
-constexpr int kTokenLag = 3;  // stages whose tokens are on their way
+constexpr int kStagedBytes = 2 * 8 * (64 * 4 + 16);  // 64 rows of two tiles, 8 tokens
+constexpr int kTokenLag = 3;                         // stages whose tokens are on their way
 
 struct Item {
   const std::byte* tiles[2];  // of K = 0; the second may be null
@@ -99,6 +100,7 @@ struct Sm90Shared {
   static constexpr int kStages = stages(TILE_BYTES);
   std::byte tokens[kStages][kTokensOfBlock * kTileK];  // rows of 128 bytes, swizzled
   std::byte tiles[kStages][2][TILE_BYTES];
+  std::byte staged[2][2][kStagedBytes];  // results: by warpgroup, two in turn
   uint64_t full[kStages];
   uint64_t empty[kStages];
   int offsets[kMostExperts + 1];
@@ -196,47 +198,68 @@ __device__ void load_tokens(const GemmArgs& a, Sm90Shared<TILE_BYTES>& s, const 
 // Where results go.
 enum class Out : uint8_t { kF32, kBf16, kSwiglu };
 
-// Rows u and u + 1 of both tiles for one entry.
 template <Out OUT>
-__device__ __forceinline__ void put(const GemmArgs& a, const Item& item, int64_t entry, int row,
-                                    const float (&y)[2][2]) {
-  if constexpr (OUT == Out::kSwiglu) {
-    const uint32_t low = e4m3_scaled(swiglu(y[0][0], y[1][0]), a.y8_scale);
-    const uint32_t high = e4m3_scaled(swiglu(y[0][1], y[1][1]), a.y8_scale);
-    *reinterpret_cast<uint16_t*>(a.y8 + entry * a.y8_row_bytes + item.columns[0] + row) =
-        static_cast<uint16_t>(low | high << 8);
-  } else {
+struct Results {
+  static constexpr int kBytes = OUT == Out::kF32 ? 4 : OUT == Out::kBf16 ? 2 : 1;  // of one
+  static constexpr int kTiles = OUT == Out::kSwiglu ? 1 : 2;
+  static constexpr int kPieces = 64 * kBytes / 16;    // of a warpgroup's rows of a tile
+  static constexpr int kPitch = 64 * kBytes + 16;     // lanes of a warp meet different banks
+  static constexpr int kSpace = kTiles * 8 * kPitch;  // of eight tokens
+  static_assert(kSpace <= kStagedBytes);
+
+  // Rows u and u + 1 of both tiles.
+  static __device__ __forceinline__ void put(std::byte* to, const float (&y)[2][2], float scale) {
+    if constexpr (OUT == Out::kSwiglu) {
+      const uint32_t low = e4m3_code(quotient(swiglu(y[0][0], y[1][0]), scale));
+      const uint32_t high = e4m3_code(quotient(swiglu(y[0][1], y[1][1]), scale));
+      *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(low | high << 8);
+    } else {
 #pragma unroll
-    for (int tile = 0; tile < 2; ++tile) {
-      if (item.tiles[tile] == nullptr) continue;
-      const int64_t to = entry * a.y_stride + item.columns[tile] + row;
-      if constexpr (OUT == Out::kF32) {
-        *reinterpret_cast<float2*>(a.y32 + to) = make_float2(y[tile][0], y[tile][1]);
-      } else {
-        *reinterpret_cast<uint32_t*>(a.y16 + to) =
-            round_bf16(y[tile][0]).bits | uint32_t{round_bf16(y[tile][1]).bits} << 16;
+      for (int tile = 0; tile < 2; ++tile, to += 8 * kPitch) {
+        if constexpr (OUT == Out::kF32) {
+          *reinterpret_cast<float2*>(to) = make_float2(y[tile][0], y[tile][1]);
+        } else {
+          *reinterpret_cast<uint32_t*>(to) =
+              round_bf16(y[tile][0]).bits | uint32_t{round_bf16(y[tile][1]).bits} << 16;
+        }
       }
     }
   }
-}
+  static __device__ __forceinline__ std::byte* row(const GemmArgs& a, int64_t entry) {
+    if constexpr (OUT == Out::kSwiglu) {
+      return reinterpret_cast<std::byte*>(a.y8 + entry * a.y8_row_bytes);
+    } else if constexpr (OUT == Out::kBf16) {
+      return reinterpret_cast<std::byte*>(a.y16 + entry * a.y_stride);
+    } else {
+      return reinterpret_cast<std::byte*>(a.y32 + entry * a.y_stride);
+    }
+  }
+};
 
-// Stores what a consumer thread has: sums of rows u and u + 1 of each tile, of two tokens of eight,
+// Stores what a warpgroup's threads have: sums of rows u and u + 1 of each tile, of two tokens of
+// eight,
 //   sums[tile][4 j + 2 v + e]: token 8 j + 2 q + e, row u + v,
-// made fp32 by finish(sum, tile, v, the token's scale). The sums are lost: eight tokens are stored
-// at a time and the next moved to their place, since code that names each register on its own is so
-// long that fetching it takes longer than running it.
+// made fp32 by finish(sum, tile, v, the token's scale). Eight tokens at a time pass through
+// `staged`, so that whole lines go to memory; the sums are lost, since the next eight tokens' are
+// moved to the place of the first: code that names each register is so long that fetching it takes
+// longer than running it. `turn` counts the uses of the two halves of `staged`.
 template <Out OUT, int N, typename Sum, typename Finish>
 __device__ __forceinline__ void store(const GemmArgs& a, const Item& item, Sum (&sums)[2][N / 2],
-                                      int row, const Finish& finish) {
-  int token = static_cast<int>(threadIdx.x) % 4 * 2;
+                                      std::byte (&staged)[2][kStagedBytes], int& turn,
+                                      const Finish& finish) {
+  using R = Results<OUT>;
+  const int thread = static_cast<int>(threadIdx.x) % 128;
+  const int half = static_cast<int>(threadIdx.x) / 128 - 1;
+  const int row = thread / kWarp * 16 + thread % kWarp / 4 * 2;  // u, of the warpgroup's 64
 #pragma unroll 1
-  for (int j = 0; j < N / 8 && 8 * j < item.count; ++j, token += 8) {
+  for (int first = 0; first < N && first < item.count; first += 8, turn ^= 1) {
+    std::byte* const space = staged[turn];
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      if (token + e >= item.count) continue;
-      const int64_t entry = item.begin + token + e;
+      const int token = thread % 4 * 2 + e;
       float scale = a.static_scale;
-      if (a.has_row_scale) {
+      if (a.has_row_scale && first + token < item.count) {
+        const int64_t entry = item.begin + first + token;
         const int64_t x_row = a.row_index == nullptr ? entry : a.row_index[entry];
         scale = *reinterpret_cast<const float*>(a.x + x_row * a.x_row_bytes + a.x_scale_offset);
       }
@@ -246,7 +269,18 @@ __device__ __forceinline__ void store(const GemmArgs& a, const Item& item, Sum (
 #pragma unroll
         for (int v = 0; v < 2; ++v) y[tile][v] = finish(sums[tile][2 * v + e], tile, v, scale);
       }
-      put<OUT>(a, item, entry, row, y);
+      R::put(space + token * R::kPitch + row * R::kBytes, y, a.y8_scale);
+    }
+    ptx::warpgroup_barrier(1 + half);
+    for (int at = thread; at < R::kTiles * 8 * R::kPieces; at += 128) {
+      const int piece = at % R::kPieces;
+      const int token = at / R::kPieces % 8;
+      const int tile = at / R::kPieces / 8;
+      if (first + token >= item.count || (tile == 1 && item.tiles[1] == nullptr)) continue;
+      const int64_t column = (tile == 0 ? item.columns[0] : item.columns[1]) + half * 64;
+      *reinterpret_cast<uint4*>(R::row(a, item.begin + first + token) + column * R::kBytes +
+                                piece * 16) =
+          *reinterpret_cast<const uint4*>(space + (tile * 8 + token) * R::kPitch + piece * 16);
     }
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
@@ -285,18 +319,19 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
   }
   ptx::take_registers<216>();
   Ring<Shared::kStages> ring;
+  int turn = 0;
   const int total = s.first[a.groups];
   for (int i = static_cast<int>(blockIdx.x); i < total; i += static_cast<int>(gridDim.x)) {
     const Item item = items.at(a, i);
     switch (token_columns(item.count)) {
       case 16:
-        F::template multiply<OUT, 16>(a, s, ring, item);
+        F::template multiply<OUT, 16>(a, s, ring, item, turn);
         break;
       case 32:
-        F::template multiply<OUT, 32>(a, s, ring, item);
+        F::template multiply<OUT, 32>(a, s, ring, item, turn);
         break;
       default:
-        F::template multiply<OUT, 64>(a, s, ring, item);
+        F::template multiply<OUT, 64>(a, s, ring, item, turn);
         break;
     }
   }
@@ -319,7 +354,7 @@ void launch_sm90(const GemmArgs& a, const Context& c) {
 template <typename F>
 void launch_sm90(const GemmArgs& a, const Context& c) {
   CHECK(a.n % kTileRows == 0 && a.k % kTileK == 0 && a.groups <= kMostExperts &&
-        a.offsets != nullptr && a.parts <= 2 && a.x_row_bytes % 16 == 0 && a.y_stride % 2 == 0);
+        a.offsets != nullptr && a.parts <= 2 && a.x_row_bytes % 16 == 0);
   if (a.y8 != nullptr) return launch_sm90<F, Out::kSwiglu>(a, c);
   if (a.y32 != nullptr) return launch_sm90<F, Out::kF32>(a, c);
   launch_sm90<F, Out::kBf16>(a, c);

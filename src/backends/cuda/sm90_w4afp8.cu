@@ -60,7 +60,8 @@ struct W4Tiles {
 
   template <Out OUT, int N>
   static __device__ __forceinline__ void multiply(const GemmArgs& a, Shared& s,
-                                                  Ring<Shared::kStages>& ring, const Item& item) {
+                                                  Ring<Shared::kStages>& ring, const Item& item,
+                                                  int& turn) {
     const int thread = static_cast<int>(threadIdx.x) % 128;
     const int half = static_cast<int>(threadIdx.x) / 128 - 1;
     const int lane = thread % kWarp;
@@ -110,10 +111,12 @@ struct W4Tiles {
       w[0].widen(codes[0], minus_eight);
       ptx::wgmma_wait<0>();
       fold(part[1], w[1].scales, acc[1]);
+      __syncwarp();
       if (lane == 0) ptx::barrier_arrive(&s.empty[stage]);
     }
 
-    store<OUT, N>(a, item, acc, row, [](float sum, int, int, float scale) { return sum * scale; });
+    store<OUT, N>(a, item, acc, s.staged[half], turn,
+                  [](float sum, int, int, float scale) { return sum * scale; });
   }
 };
 
