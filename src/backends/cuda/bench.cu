@@ -155,7 +155,9 @@ Result<GemmTime> bench_grouped_gemm(const GemmBench& b) {
   }
 
   const int64_t entries = b.experts * b.rows;
-  quant::Rows x{.format = quant::act_format(b.format, true), .count = entries, .k = b.k};
+  quant::Rows x{.format = quant::act_format(b.format, b.format == quant::Format::kW4Afp8),
+                .count = entries,
+                .k = b.k};
   if (x.format == quant::ActFormat::kF32) x.format = quant::ActFormat::kBf16;
   if (x.format == quant::ActFormat::kE4m3Static) x.static_scale = 0.01f;
   auto* plain_rows = arena.alloc<bf16>(entries * b.k);

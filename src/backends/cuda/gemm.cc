@@ -60,12 +60,17 @@ GemmArgs grouped_args(const quant::Rows& x, const int32_t* row_index, const int3
   return g;
 }
 
+void packed_gemm(quant::Format format, const GemmArgs& g, const ops::Context& c) {
+  if (format == Format::kW4Afp8) return sm90_w4afp8(g, c);
+  sm90_w8a8_int8(g, c);
+}
+
 template <typename T>
 void run_grouped(const ops::GroupedGemmOf<T>& a, const ops::Context& c) {
   if (a.local_experts == 0 || a.x.count == 0) return;
   GemmArgs g = grouped_args(a.x, a.row_index, a.offsets, a.local_experts, a.w, a.parts);
   set_out(g, a.out);
-  if (a.w->layout == quant::Layout::kTiles) return sm90_w4afp8(g, c);
+  if (a.w->layout == quant::Layout::kTiles) return packed_gemm(a.w->format, g, c);
   gemm(a.w->format, g, c);
 }
 
@@ -74,6 +79,12 @@ bool is_aligned(const void* p, int64_t a, int64_t b) {
 }
 
 }  // namespace
+
+void pack(const quant::Matrix& rows, std::byte* to, void* stream) {
+  CHECK(packed_bytes(rows) > 0);
+  if (rows.format == Format::kW4Afp8) return pack_w4afp8(rows, to, stream);
+  pack_w8a8_int8(rows, to, stream);
+}
 
 bool grouped_swiglu(const ops::GroupedSwiglu& a, const ops::Context& c) {
   // A row's dynamic scale needs its maximum first.
@@ -85,7 +96,7 @@ bool grouped_swiglu(const ops::GroupedSwiglu& a, const ops::Context& c) {
   g.y8 = reinterpret_cast<uint8_t*>(a.out.data);
   g.y8_row_bytes = a.out.row_bytes();
   g.y8_scale = a.out.static_scale;
-  sm90_w4afp8(g, c);
+  packed_gemm(a.w->format, g, c);
   return true;
 }
 

@@ -228,15 +228,17 @@ TEST_F(PackedGemm, MatchesTheReferenceForRaggedLists) {
     float static_scale;
   };
   std::vector<Case> cases;
-  for (const float scale : {0.0f, 0.0078125f}) {
-    for (const Case& c : {Case{Format::kW4Afp8, 1, 384, 128, 100},
-                          {Format::kW4Afp8, 1, 384, 640, 30},
-                          {Format::kW4Afp8, 1, 256, 2048, 9},
-                          {Format::kW4Afp8, 2, 128, 1280, 20},
-                          {Format::kW4Afp8, 2, 256, 2048, 70},
-                          {Format::kW4Afp8, 2, 128, 384, 150}}) {
-      cases.push_back(c);
-      cases.back().static_scale = scale;
+  for (const Format format : {Format::kW4Afp8, Format::kW8A8Int8}) {
+    for (const float scale : {0.0f, 0.0078125f}) {
+      if (format == Format::kW8A8Int8 && scale > 0) continue;
+      for (const Case& c : {Case{format, 1, 384, 128, 100, scale},
+                            {format, 1, 384, 640, 30, scale},
+                            {format, 1, 256, 2048, 9, scale},
+                            {format, 2, 128, 1280, 20, scale},
+                            {format, 2, 256, 2048, 70, scale},
+                            {format, 2, 128, 384, 150, scale}}) {
+        cases.push_back(c);
+      }
     }
   }
   for (const Case& c : cases) {
@@ -277,6 +279,9 @@ TEST_F(PackedGemm, MatchesTheReferenceForRaggedLists) {
     const std::vector<float> got = floats(y32, entries * width);
     EXPECT_LT(relative_error(got, expected), tolerance(c.format)) << what;
     EXPECT_LT(relative_error(floats(y16, entries * width), expected), kBf16) << what;
+    if (c.format == Format::kW8A8Int8) {
+      EXPECT_TRUE(same_bits(got, expected)) << what;
+    }
 
     std::vector<int32_t> alone_offsets = {0};
     std::vector<int32_t> alone_index;

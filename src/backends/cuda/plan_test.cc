@@ -65,6 +65,20 @@ TEST(Tiles, PlacesAreDistinctAndFillTheTiles) {
   for (size_t i = 0; i < taken.size(); ++i) ASSERT_EQ(taken[i], i < tiles ? 0xff : 0) << i;
 }
 
+TEST(Tiles, Int8PlacesAreDistinct) {
+  const int64_t n = 256;
+  const int64_t k = 256;
+  std::vector<bool> taken(static_cast<size_t>(n * k));
+  for (int64_t row = 0; row < n; ++row) {
+    for (int64_t column = 0; column < k; ++column) {
+      const auto at = static_cast<size_t>(int8_place(row, column, k));
+      ASSERT_LT(at, taken.size());
+      ASSERT_FALSE(taken[at]);
+      taken[at] = true;
+    }
+  }
+}
+
 TEST(Tiles, WhichMatricesArePackedFollowsFromTheShape) {
   using quant::Format;
   EXPECT_EQ(packed_bytes({.format = Format::kW4Afp8, .n = 2048, .k = 7168}),
@@ -72,6 +86,7 @@ TEST(Tiles, WhichMatricesArePackedFollowsFromTheShape) {
   EXPECT_GT(packed_bytes({.format = Format::kW4Afp8, .n = 1408, .k = 2048}), 0);
   EXPECT_EQ(packed_bytes({.format = Format::kW4Afp8, .n = 64, .k = 128}), 0);
   EXPECT_EQ(packed_bytes({.format = Format::kW4Afp8, .n = 128, .k = 192}), 0);
+  EXPECT_EQ(packed_bytes({.format = Format::kW8A8Int8, .n = 256, .k = 128}), 256 * 128 + 256 * 4);
   EXPECT_EQ(packed_bytes({.format = Format::kBf16, .n = 128, .k = 128}), 0);
 }
 
@@ -82,9 +97,11 @@ TEST(Tiles, PairsCoverTheMatrix) {
 }
 
 TEST(Tiles, StagesFitAndKeepTheMemoryBusy) {
-  const int in_flight = stages(kW4TileBytes);
-  EXPECT_GE(in_flight * 2 * kW4TileBytes, 64 << 10);
-  EXPECT_LE(in_flight * (2 * kW4TileBytes + kTokensOfBlock * kTileK), 219 << 10);
+  for (const int bytes : {kW4TileBytes, kInt8TileBytes}) {
+    const int in_flight = stages(bytes);
+    EXPECT_GE(in_flight * 2 * bytes, 64 << 10);
+    EXPECT_LE(in_flight * (2 * bytes + kTokensOfBlock * kTileK), 219 << 10);
+  }
 }
 
 TEST(Tiles, ColumnsCoverTheTokens) {

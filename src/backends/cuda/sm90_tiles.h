@@ -27,6 +27,13 @@
 // four e4m3 each: the codes 0..7 of e4m3 are 0..7 times 2^-9, which the scales make good. -8 has no
 // magnitude of three bits and stands as -0, which nothing else uses; it takes a few operations more
 // to widen. Behind the matrix's tiles stands a word for each 128 rows: whether they hold a -8.
+//
+// w8a8_int8
+//
+//   | codes, 16 KiB: [row r][128 bytes], their 16-byte pieces p at p ^ (r % 8) |
+//
+// as WGMMA reads them in shared memory; row r is W's row 2 r or 2 (r - 8) + 1 of each 16, so that
+// a thread's two sums are neighbours here too. Behind the tiles: the rows' fp32 scales.
 namespace sortie::cuda {
 
 constexpr int kTileRows = 128;
@@ -38,13 +45,24 @@ constexpr int kW4TileBytes = kW4CodeBytes + kTileRows * 2;
 static_assert(kW4TileBytes % 128 == 0);
 constexpr int kW4TailBytes = 4;
 
+constexpr int kInt8TileBytes = kTileRows * kTileK;
+constexpr int kInt8TailBytes = kTileRows * 4;
+
 constexpr int64_t all_tiles_bytes(int64_t n, int64_t k, int64_t tile_bytes) {
   return n / kTileRows * (k / kTileK) * tile_bytes;
 }
 // Bytes of the packed matrix; 0 = it stays in rows.
 constexpr int64_t packed_bytes(const quant::Matrix& m) {
-  if (m.format != quant::Format::kW4Afp8 || m.n % kTileRows != 0 || m.k % kTileK != 0) return 0;
-  return all_tiles_bytes(m.n, m.k, kW4TileBytes) + m.n / kTileRows * kW4TailBytes;
+  if (m.n % kTileRows != 0 || m.k % kTileK != 0) return 0;
+  const int64_t row_tiles = m.n / kTileRows;
+  switch (m.format) {
+    case quant::Format::kW4Afp8:
+      return all_tiles_bytes(m.n, m.k, kW4TileBytes) + row_tiles * kW4TailBytes;
+    case quant::Format::kW8A8Int8:
+      return all_tiles_bytes(m.n, m.k, kInt8TileBytes) + row_tiles * kInt8TailBytes;
+    default:
+      return 0;
+  }
 }
 
 // A block multiplies two tiles of W with the same tokens: gate's and up's, or two neighbours of one
@@ -91,10 +109,21 @@ constexpr int64_t w4_scale_at(int64_t n, int64_t group, int64_t k_total) {
   return w4_tile_at(n, group * kTileK, k_total) + kW4CodeBytes + n % kTileRows * 2;
 }
 
-// Enqueues the packing of a matrix that lies in rows on the device.
-void pack(const quant::Matrix& rows, std::byte* to, void* stream);
+// Where the code of row n, column k of a w8a8_int8 matrix goes.
+constexpr int64_t int8_place(int64_t n, int64_t k, int64_t k_total) {
+  const int64_t tile = n / kTileRows * (k_total / kTileK) + k / kTileK;
+  const int64_t row = n % kTileRows / 16 * 16 + n % 2 * 8 + n % 16 / 2;
+  const int64_t piece = k % kTileK / 16 ^ row % 8;
+  return tile * kInt8TileBytes + row * kTileK + piece * 16 + k % 16;
+}
 
-// Grouped GEMM over packed matrices.
+// Enqueue the packing of a matrix that lies in rows on the device.
+void pack_w4afp8(const quant::Matrix& rows, std::byte* to, void* stream);
+void pack_w8a8_int8(const quant::Matrix& rows, std::byte* to, void* stream);
+void pack(const quant::Matrix& rows, std::byte* to, void* stream);  // by the format
+
+// Grouped GEMMs over packed matrices.
 void sm90_w4afp8(const GemmArgs& a, const ops::Context& c);
+void sm90_w8a8_int8(const GemmArgs& a, const ops::Context& c);
 
 }  // namespace sortie::cuda

@@ -161,8 +161,7 @@ __global__ void __launch_bounds__(256)
 
 }  // namespace
 
-void pack(const quant::Matrix& rows, std::byte* to, void* stream) {
-  CHECK(packed_bytes(rows) > 0 && rows.format == quant::Format::kW4Afp8);
+void pack_w4afp8(const quant::Matrix& rows, std::byte* to, void* stream) {
   const auto tiles = static_cast<unsigned>(rows.n / kTileRows * (rows.k / kTileK));
   const int64_t tail = all_tiles_bytes(rows.n, rows.k, kW4TileBytes);
   cudaMemsetAsync(to + tail, 0, static_cast<size_t>(packed_bytes(rows) - tail),
