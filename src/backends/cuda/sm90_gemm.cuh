@@ -29,6 +29,7 @@ struct Item {
   int64_t columns[2];         // of the results: the tiles' first
   int begin;                  // first entry
   int count;
+  int flags;  // the format's own
 };
 
 // The work items of a call, known when the lists are.
@@ -100,6 +101,7 @@ struct Sm90Shared {
   static constexpr int kStages = stages(TILE_BYTES);
   std::byte tokens[kStages][kTokensOfBlock * kTileK];  // rows of 128 bytes, swizzled
   std::byte tiles[kStages][2][TILE_BYTES];
+  Item items[kStages];                   // with an item's first stage
   std::byte staged[2][2][kStagedBytes];  // results: by warpgroup, two in turn
   uint64_t full[kStages];
   uint64_t empty[kStages];
@@ -120,21 +122,25 @@ struct Ring {
   }
 };
 
-template <int TILE_BYTES>
-__device__ void load_tiles(const GemmArgs& a, Sm90Shared<TILE_BYTES>& s, const Items& items) {
-  Ring<Sm90Shared<TILE_BYTES>::kStages> ring;
+// The consumers learn from here what they work on.
+template <typename F>
+__device__ void load_tiles(const GemmArgs& a, Sm90Shared<F::kTileBytes>& s, const Items& items) {
+  constexpr int kBytes = F::kTileBytes;
+  Ring<Sm90Shared<kBytes>::kStages> ring;
   const int total = items.first[a.groups];
   for (int i = static_cast<int>(blockIdx.x); i < total; i += static_cast<int>(gridDim.x)) {
-    const Item item = items.at(a, i);
+    Item item = items.at(a, i);
+    item.flags = F::flags(item);
     const bool both = item.tiles[1] != nullptr;
 #pragma unroll 1
     for (int k = 0; k < a.k / kTileK; ++k) {
       uint64_t* full = &s.full[ring.stage];
       ptx::barrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
-      ptx::barrier_arrive_expecting(full, (both ? 2 : 1) * TILE_BYTES);
-      const int64_t at = int64_t{k} * TILE_BYTES;
-      ptx::bulk_load(s.tiles[ring.stage][0], item.tiles[0] + at, TILE_BYTES, full);
-      if (both) ptx::bulk_load(s.tiles[ring.stage][1], item.tiles[1] + at, TILE_BYTES, full);
+      if (k == 0) s.items[ring.stage] = item;
+      ptx::barrier_arrive_expecting(full, (both ? 2 : 1) * kBytes);
+      const int64_t at = int64_t{k} * kBytes;
+      ptx::bulk_load(s.tiles[ring.stage][0], item.tiles[0] + at, kBytes, full);
+      if (both) ptx::bulk_load(s.tiles[ring.stage][1], item.tiles[1] + at, kBytes, full);
       ring.advance();
     }
   }
@@ -236,6 +242,24 @@ struct Results {
   }
 };
 
+// The scales of an item's tokens: lane l of a warp has those of tokens l and l + 32. Asked for
+// before the products, so that nobody waits for them after.
+struct TokenScales {
+  float of[2];
+
+  __device__ __forceinline__ void load(const GemmArgs& a, const Item& item) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int token = i * kWarp + static_cast<int>(threadIdx.x) % kWarp;
+      of[i] = a.static_scale;
+      if (!a.has_row_scale || token >= item.count) continue;
+      const int64_t entry = item.begin + token;
+      const int64_t row = a.row_index == nullptr ? entry : a.row_index[entry];
+      of[i] = *reinterpret_cast<const float*>(a.x + row * a.x_row_bytes + a.x_scale_offset);
+    }
+  }
+};
+
 // Stores what a warpgroup's threads have: sums of rows u and u + 1 of each tile, of two tokens of
 // eight,
 //   sums[tile][4 j + 2 v + e]: token 8 j + 2 q + e, row u + v,
@@ -245,6 +269,7 @@ struct Results {
 // longer than running it. `turn` counts the uses of the two halves of `staged`.
 template <Out OUT, int N, typename Sum, typename Finish>
 __device__ __forceinline__ void store(const GemmArgs& a, const Item& item, Sum (&sums)[2][N / 2],
+                                      const TokenScales& scales,
                                       std::byte (&staged)[2][kStagedBytes], int& turn,
                                       const Finish& finish) {
   using R = Results<OUT>;
@@ -257,12 +282,9 @@ __device__ __forceinline__ void store(const GemmArgs& a, const Item& item, Sum (
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int token = thread % 4 * 2 + e;
-      float scale = a.static_scale;
-      if (a.has_row_scale && first + token < item.count) {
-        const int64_t entry = item.begin + first + token;
-        const int64_t x_row = a.row_index == nullptr ? entry : a.row_index[entry];
-        scale = *reinterpret_cast<const float*>(a.x + x_row * a.x_row_bytes + a.x_scale_offset);
-      }
+      // Which register is asked follows from `first`, the same for the whole warp.
+      const float scale =
+          __shfl_sync(kAll, first < kWarp ? scales.of[0] : scales.of[1], (first + token) % kWarp);
       float y[2][2];
 #pragma unroll
       for (int tile = 0; tile < 2; ++tile) {
@@ -290,8 +312,8 @@ __device__ __forceinline__ void store(const GemmArgs& a, const Item& item, Sum (
   }
 }
 
-// F::kTileBytes, F::kTailBytes, and F::multiply<OUT, N>(args, shared, ring, item), which a consumer
-// calls for each item and which leaves the ring behind it.
+// F::kTileBytes, F::kTailBytes, F::flags(item), and F::multiply<OUT, N>(args, shared, ring, item),
+// which a consumer calls for each item and which leaves the ring behind it.
 template <typename F, Out OUT>
 __global__ void __launch_bounds__(kSm90Threads, 1)
     sm90_grouped_gemm(const __grid_constant__ GemmArgs a) {
@@ -313,7 +335,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
   __syncthreads();
   if (warp < 4) {
     ptx::give_registers<72>();
-    if (threadIdx.x == 0) load_tiles(a, s, items);
+    if (threadIdx.x == 0) load_tiles<F>(a, s, items);
     if (warp >= 1 && warp <= kTokenWarps) load_tokens(a, s, items);
     return;
   }
@@ -322,7 +344,8 @@ __global__ void __launch_bounds__(kSm90Threads, 1)
   int turn = 0;
   const int total = s.first[a.groups];
   for (int i = static_cast<int>(blockIdx.x); i < total; i += static_cast<int>(gridDim.x)) {
-    const Item item = items.at(a, i);
+    ptx::barrier_wait(&s.full[ring.stage], ring.parity);
+    const Item item = s.items[ring.stage];
     switch (token_columns(item.count)) {
       case 16:
         F::template multiply<OUT, 16>(a, s, ring, item, turn);

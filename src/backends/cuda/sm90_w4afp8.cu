@@ -58,6 +58,12 @@ struct W4Tiles {
   static constexpr int kTailBytes = kW4TailBytes;
   using Shared = Sm90Shared<kTileBytes>;
 
+  // Whether a code is -8.
+  static __device__ __forceinline__ int flags(const Item& item) {
+    return *reinterpret_cast<const int*>(item.tails[0]) |
+           *reinterpret_cast<const int*>(item.tails[1]);
+  }
+
   template <Out OUT, int N>
   static __device__ __forceinline__ void multiply(const GemmArgs& a, Shared& s,
                                                   Ring<Shared::kStages>& ring, const Item& item,
@@ -69,8 +75,9 @@ struct W4Tiles {
     float acc[2][N / 2] = {};
     float part[2][N / 2];
     Operand w[2];
-    const bool minus_eight = (*reinterpret_cast<const int*>(item.tails[0]) |
-                              *reinterpret_cast<const int*>(item.tails[1])) != 0;
+    const bool minus_eight = item.flags != 0;
+    TokenScales scales;
+    scales.load(a, item);
     Codes codes[2];
     const auto load = [&] {
       ptx::barrier_wait(&s.full[ring.stage], ring.parity);
@@ -115,7 +122,7 @@ struct W4Tiles {
       if (lane == 0) ptx::barrier_arrive(&s.empty[stage]);
     }
 
-    store<OUT, N>(a, item, acc, s.staged[half], turn,
+    store<OUT, N>(a, item, acc, scales, s.staged[half], turn,
                   [](float sum, int, int, float scale) { return sum * scale; });
   }
 };

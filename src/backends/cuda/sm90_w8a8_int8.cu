@@ -12,6 +12,8 @@ struct Int8Tiles {
   using Shared = Sm90Shared<kTileBytes>;
   static_assert(offsetof(Shared, tiles) % 1024 == 0);
 
+  static __device__ __forceinline__ int flags(const Item& /*item*/) { return 0; }
+
   template <Out OUT, int N>
   static __device__ __forceinline__ void multiply(const GemmArgs& a, Shared& s,
                                                   Ring<Shared::kStages>& ring, const Item& item,
@@ -21,6 +23,10 @@ struct Int8Tiles {
     const int lane = thread % kWarp;
     const int row = half * 64 + thread / kWarp * 16 + lane / 4 * 2;  // u; v is the next one
     int acc[2][N / 2] = {};
+    TokenScales scales;
+    scales.load(a, item);
+    const float2 row_scales[2] = {reinterpret_cast<const float2*>(item.tails[0])[row / 2],
+                                  reinterpret_cast<const float2*>(item.tails[1])[row / 2]};
     int before = ring.stage;  // whose products may still run
     for (int k = 0; k < a.k / kTileK; ++k) {
       ptx::barrier_wait(&s.full[ring.stage], ring.parity);
@@ -49,11 +55,11 @@ struct Int8Tiles {
     ptx::settle(acc[1]);
     if (lane == 0) ptx::barrier_arrive(&s.empty[before]);
 
-    const float2 scales[2] = {reinterpret_cast<const float2*>(item.tails[0])[row / 2],
-                              reinterpret_cast<const float2*>(item.tails[1])[row / 2]};
-    store<OUT, N>(a, item, acc, s.staged[half], turn, [&](int sum, int tile, int v, float scale) {
-      return (static_cast<float>(sum) * scale) * (v == 0 ? scales[tile].x : scales[tile].y);
-    });
+    store<OUT, N>(a, item, acc, scales, s.staged[half], turn,
+                  [&](int sum, int tile, int v, float scale) {
+                    return (static_cast<float>(sum) * scale) *
+                           (v == 0 ? row_scales[tile].x : row_scales[tile].y);
+                  });
   }
 };
 
