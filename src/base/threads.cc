@@ -62,10 +62,10 @@ bool pin_thread(int cpu) {
   return sched_setaffinity(0, sizeof set, &set) == 0;
 }
 
-ThreadPool::ThreadPool(int threads, std::vector<int> cpus)
+ThreadPool::ThreadPool(int threads, std::vector<int> cpus, bool own_cores)
     : threads_(std::max(1, threads)),
       cpus_(std::move(cpus)),
-      spin_ns_(threads_ <= available_cpus() ? 20'000 : 0) {
+      spin_ns_(own_cores && threads_ <= available_cpus() ? 200'000 : 0) {
   for (int i = 1; i < threads_; ++i) {
     const int cpu = static_cast<size_t>(i) < cpus_.size() ? cpus_[static_cast<size_t>(i)] : -1;
     workers_.emplace_back([this, i, cpu] { worker(i, cpu); });

@@ -17,12 +17,15 @@ bool pin_thread(int cpu);
 
 // A fixed team of threads that runs one function at a time. The caller is thread 0, so a pool of 1
 // starts no thread. Which thread does what is fixed by the indices alone and results never depend
-// on it. Waiting spins at most 20 us, then sleeps.
+// on it. Where every thread has a core, waiting spins at most 200 us before it sleeps: to be woken
+// can take 50 us (on a virtual machine an interrupt of another core), and a pool that spins for
+// less than that falls asleep on both sides in turn, at every step.
 class ThreadPool {
  public:
   // cpus: where to pin thread i (cpus[i]); empty = pin nothing. Thread 0 is whoever calls run(): it
   // pins itself with pin_caller().
-  explicit ThreadPool(int threads, std::vector<int> cpus = {});
+  // own_cores: whether other busy threads of this host leave these ones a core each.
+  explicit ThreadPool(int threads, std::vector<int> cpus = {}, bool own_cores = true);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;

@@ -65,7 +65,8 @@ class Bench {
       ASSIGN_OR_RETURN(auto weights, model::random_weights(config_, form_.dialect, r, o.ep_size, 1,
                                                            &cpu::backend(isa_)));
       BenchRank& rank = ranks_.emplace_back();
-      rank.threads = std::make_unique<ThreadPool>(threads_);
+      rank.threads =
+          std::make_unique<ThreadPool>(threads_, std::vector<int>{}, exchange_options.spin);
       rank.exchange = exchange::make_exchange(group[static_cast<size_t>(r)], exchange_options);
       rank.model = model::make_model(config_, std::move(weights), cpu::backend(isa_), *rank.threads,
                                      *rank.exchange,

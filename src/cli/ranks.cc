@@ -401,7 +401,7 @@ Status Ranks::build() {
     Rank& rank = ranks_[i];
     rank.index = first_rank_ + static_cast<int>(i);
     const RankPlace& place = places[static_cast<size_t>(cpu_share_) + i];
-    rank.threads = std::make_unique<ThreadPool>(o.threads, place.cpus);
+    rank.threads = std::make_unique<ThreadPool>(o.threads, place.cpus, exchange.spin);
     if (device.gpu != nullptr) {
       RETURN_IF_ERROR(build_on_gpu(rank, *device.gpu, exchange, model_options));
       continue;

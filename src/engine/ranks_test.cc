@@ -53,7 +53,7 @@ TestRanks::TestRanks(TestOptions options) : options_(std::move(options)) {
                               .context_length = options_.context_length};
   for (int i = 0; i < options_.ranks; ++i) {
     const auto rank = static_cast<size_t>(i);
-    threads_.push_back(std::make_unique<ThreadPool>(options_.threads));
+    threads_.push_back(std::make_unique<ThreadPool>(options_.threads, std::vector<int>{}, false));
     exchanges_.push_back(exchange::make_exchange(group_.transports[rank], x));
     models_.push_back(model::make_model(
         config_, options_.change_weights ? options_.change_weights(weights[rank]) : weights[rank],
