@@ -79,6 +79,7 @@ Result<model::Model::ExpertAmax> calibrate(const RunOptions& options) {
   run.threads = options.threads;
   run.quiet = options.quiet;
   run.context_length = static_cast<int64_t>(longest);
+  run.mtp = config.num_nextn_predict_layers > 0;
   run.max_total_tokens = run.context_length;
   ASSIGN_OR_RETURN(const auto ranks, Ranks::open(run, {}));
   model::Model& model = *ranks->local()[0].model;
@@ -91,8 +92,14 @@ Result<model::Model::ExpertAmax> calibrate(const RunOptions& options) {
           std::min(ids.size() - begin, static_cast<size_t>(run.chunked_prefill_size));
       model::Step step;
       sequence.append(step, std::span<const int32_t>(ids).subspan(begin, count), true, false);
-      RETURN_IF_ERROR(model.forward(step).status());
+      ASSIGN_OR_RETURN(const model::Model::Output output, model.forward(step));
       begin += count;
+      // The row behind which the text ends is taken to repeat its token.
+      std::vector<int32_t> next(step.ids.begin() + 1, step.ids.end());
+      next.push_back(ids[std::min(begin, ids.size() - 1)]);
+      for (int layer = 0; layer < config.num_nextn_predict_layers; ++layer) {
+        RETURN_IF_ERROR(model.forward_mtp(layer, step, output.hidden, next.data()).status());
+      }
     }
     progress.add(1);
   }

@@ -187,6 +187,20 @@ TEST(Command, QuantizeWritesThePublishedBytes) {
   }
 }
 
+// A MTP layer's experts are calibrated too: by rows whose next token is the text's.
+TEST(Command, CalibrationReachesTheMtpLayer) {
+  TemporaryFolder folder;
+  std::ofstream(folder / "text.jsonl")
+      << R"({"text": "Tom has 3 apples and buys 14 more. How many apples does Tom have?"})" << "\n"
+      << R"({"text": "Samuel has 28 fewer beads than Wendy, who has 53. How many has Samuel?"})";
+  const Finished f = run_sortie({"quantize", kMini, folder / "out", "--format", "w4afp8",
+                                 "--calibrate", folder / "text.jsonl", "--quiet"});
+  ASSERT_EQ(f.code, 0) << f.err;
+  const Finished run = run_sortie(
+      {"eval", "goldens", folder / "out", kMini + "/golden.json", "--quiet", "--tolerance", "1"});
+  EXPECT_EQ(run.code, 0) << run.out << run.err;
+}
+
 // Twelve questions through a cache that holds about two of them, so that requests are preempted,
 // and through one that holds them all.
 TEST(Command, PreemptedRequestsGiveTheSameAnswers) {
