@@ -191,11 +191,13 @@ TEST(Command, QuantizeWritesThePublishedBytes) {
 TEST(Command, CalibrationReachesTheMtpLayer) {
   TemporaryFolder folder;
   std::ofstream(folder / "text.jsonl")
-      << R"({"text": "Tom has 3 apples and buys 14 more. How many apples does Tom have?"})" << "\n"
+      << R"({"text": "Tom has 3 apples and buys 14 more. How many apples does Tom have?"})"
+      << "\n"
       << R"({"text": "Samuel has 28 fewer beads than Wendy, who has 53. How many has Samuel?"})";
   const Finished f = run_sortie({"quantize", kMini, folder / "out", "--format", "w4afp8",
                                  "--calibrate", folder / "text.jsonl", "--quiet"});
   ASSERT_EQ(f.code, 0) << f.err;
+  if (kShort) return;  // it was written; that it answers is the release build's to show
   const Finished run = run_sortie(
       {"eval", "goldens", folder / "out", kMini + "/golden.json", "--quiet", "--tolerance", "1"});
   EXPECT_EQ(run.code, 0) << run.out << run.err;
@@ -493,6 +495,7 @@ TEST_P(Goldens, AllPass) {
 // With latents in bf16: the same answers where the golden's choice is clear.
 TEST_P(Goldens, Bf16CacheGivesTheAnswers) {
   if (GetParam() == "reference") GTEST_SKIP() << "a minute a prompt: cpu_test has it judge the op";
+  if (kShort) GTEST_SKIP() << "mini is left to the release build";
   const Finished f = run_sortie(
       {"eval", "goldens", kMini, kMini + "/golden.json", "--quiet", "--kv-cache-dtype", "bf16"},
       {"SORTIE_ISA=" + GetParam()}, 300);
