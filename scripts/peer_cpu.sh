@@ -1,7 +1,7 @@
 #!/bin/bash
 # A CPU peer and Sortie on one model shape in turn, so that both meet the same memory and neighbours.
 # usage: scripts/peer_cpu.sh LLAMA_BENCH MODEL.gguf [FORMAT] [ROUNDS]
-#   LLAMA_BENCH   llama-bench of ik_llama.cpp; PEER_FLAGS (default "-rtr 1") goes to it
+#   LLAMA_BENCH   llama-bench of ik_llama.cpp, each test REPS (3) times; PEER_FLAGS (default "-rtr 1") goes to it
 #   MODEL.gguf    DeepSeek-V2-Lite's shape
 #   FORMAT        Sortie's: w4afp8 beside Q4_0 experts (default), w8a8_int8 beside Q8_0
 # Prints tokens/s a round: a prompt of 512, decode from nothing and with DEPTH (default 4096) tokens
@@ -32,7 +32,7 @@ row='%-6s %-8s %12s %12s %14s %12s\n'
 printf "$row" round who 'prefill 512' decode "at depth $depth" 'GB/s read'
 for round in $(seq "$rounds"); do
   # shellcheck disable=SC2086
-  lines=$("$peer" -m "$model" -t "$(nproc)" -p 512 -n 64 -gp "$depth,32" -r 3 -o json ${PEER_FLAGS--rtr 1} 2> /dev/null |
+  lines=$("$peer" -m "$model" -t "$(nproc)" -p 512 -n 64 -gp "$depth,32" -r "${REPS:-3}" -o json ${PEER_FLAGS--rtr 1} 2> /dev/null |
     tr '\n' ' ' | sed 's/}/}\n/g')
   # shellcheck disable=SC2059
   printf "$row" "$round" peer "$(number '"n_gen": 0' avg_ts <<< "$lines")" \
