@@ -117,9 +117,7 @@ exchange::Options exchange_options(const model::Config& config, const RunOptions
 
 model::RankLoad rank_load(const model::Config& config, const RunOptions& o) {
   const int64_t page = o.page_size;
-  // Not ceil_div, which overflows for the absurd sizes that are to be refused here.
-  const int64_t pages = o.max_total_tokens / page + (o.max_total_tokens % page != 0 ? 1 : 0);
-  return {.cache_tokens = saturating_product(pages, page),
+  return {.cache_tokens = saturating_product(quant::ceil_div(o.max_total_tokens, page), page),
           .cache_layers = config.num_hidden_layers + (o.mtp ? config.num_nextn_predict_layers : 0),
           .cache_format = cache_format(o),
           .context_length = o.context_length,

@@ -13,7 +13,8 @@ enum class Format : uint8_t { kF32, kBf16, kFp8Block, kW4Afp8, kW8A8Int8 };
 
 constexpr int64_t kGroup = 128;  // int4 group along K; fp8 block along N and K; activation group
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+// a >= 0, b > 0; does not overflow for the largest a.
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 
 // The name used by --quantization and in reports.
 constexpr std::string_view format_name(Format f) {

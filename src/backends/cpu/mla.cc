@@ -488,11 +488,15 @@ void mla_decode(const ops::Mla& a, const ops::Context& c, const Kernels& k) {
     for (int64_t h = share.begin; h < share.end; ++h) absorb(d, h, spaces[thread]);
   });
   if (d.lanes != nullptr) {
-    for (int64_t i = 0; i < a.tokens * d.lane_groups(); ++i) {
-      const int64_t head = i % d.lane_groups() * kLaneHeads;
-      k.attend_prepare(d.query + (i / d.lane_groups() * a.heads + head) * d.width,
-                       std::min(kLaneHeads, a.heads - head), d.width, d.lanes + i * d.lane_bytes());
-    }
+    run_shared(c, a.tokens * a.heads * d.width, [&](int thread, int of) {
+      const Share share = share_of(a.tokens * d.lane_groups(), thread, of);
+      for (int64_t i = share.begin; i < share.end; ++i) {
+        const int64_t head = i % d.lane_groups() * kLaneHeads;
+        k.attend_prepare(d.query + (i / d.lane_groups() * a.heads + head) * d.width,
+                         std::min(kLaneHeads, a.heads - head), d.width,
+                         d.lanes + i * d.lane_bytes());
+      }
+    });
   }
   attend_all(d, c);
   run_shared(c, work, [&](int thread, int of) {
