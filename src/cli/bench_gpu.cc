@@ -16,14 +16,8 @@ namespace sortie::cli {
 
 namespace {
 
-Result<quant::Format> parse_format(const std::string& name) {
-  using quant::Format;
-  for (const Format f : {Format::kBf16, Format::kFp8Block, Format::kW4Afp8, Format::kW8A8Int8}) {
-    if (name == quant::format_name(f)) return f;
-  }
-  return Status::usage(
-      fmt::format("--format {}: not one of bf16, fp8_block, w4afp8, w8a8_int8", name));
-}
+constexpr quant::Format kFormats[] = {quant::Format::kBf16, quant::Format::kFp8Block,
+                                      quant::Format::kW4Afp8, quant::Format::kW8A8Int8};
 
 nlohmann::json report(const cuda::GemmBench& b, int gemm, const cuda::GemmTime& t) {
   const double flops = 2.0 * static_cast<double>(b.experts * b.rows * b.parts * b.n * b.k);
@@ -59,7 +53,7 @@ Status bench_op_gpu(const BenchOpOptions& o) {
   nlohmann::json all = {{"device", cuda::describe_device()}, {"results", nlohmann::json::array()}};
   if (!o.json) std::cout << cuda::describe_device() << std::endl;
   for (const std::string& name : o.formats) {
-    ASSIGN_OR_RETURN(const quant::Format format, parse_format(name));
+    ASSIGN_OR_RETURN(const quant::Format format, parse_format(name, kFormats));
     for (const int64_t hidden : o.hidden) {
       const int64_t inner = hidden == 2048 ? 1408 : 2048;
       for (const int64_t rows : o.rows) {

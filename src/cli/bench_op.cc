@@ -1,6 +1,7 @@
 #include "cli/bench_op.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -20,14 +21,8 @@ namespace {
 
 using quant::Format;
 
-Result<Format> parse_format(const std::string& name) {
-  for (const Format f :
-       {Format::kF32, Format::kBf16, Format::kFp8Block, Format::kW4Afp8, Format::kW8A8Int8}) {
-    if (name == quant::format_name(f)) return f;
-  }
-  return Status::usage(
-      fmt::format("--format {}: not one of f32, bf16, fp8_block, w4afp8, w8a8_int8", name));
-}
+constexpr Format kFormats[] = {Format::kF32, Format::kBf16, Format::kFp8Block, Format::kW4Afp8,
+                               Format::kW8A8Int8};
 
 struct Case {
   Format format;
@@ -238,6 +233,15 @@ Status check(const BenchOpOptions& o) {
 
 }  // namespace
 
+Result<Format> parse_format(const std::string& name, std::span<const Format> known) {
+  std::vector<std::string_view> names;
+  for (const Format f : known) {
+    names.push_back(quant::format_name(f));
+    if (name == names.back()) return f;
+  }
+  return Status::usage(fmt::format("--format {}: not one of {}", name, fmt::join(names, ", ")));
+}
+
 Status bench_op(const BenchOpOptions& options) {
   RETURN_IF_ERROR(check(options));
   if (options.device == "cuda") return bench_op_gpu(options);
@@ -248,7 +252,7 @@ Status bench_op(const BenchOpOptions& options) {
   std::vector<Case> cases;
   BenchOpOptions o = options;
   for (const std::string& name : o.formats) {
-    ASSIGN_OR_RETURN(const Format format, parse_format(name));
+    ASSIGN_OR_RETURN(const Format format, parse_format(name, kFormats));
     for (const int64_t hidden : o.hidden) {
       for (const int64_t rows : o.rows) {
         for (const int gemm : {1, 2}) {

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
+#include "quant/matrix.h"
 
 namespace sortie::cli {
 
@@ -23,5 +25,8 @@ struct BenchOpOptions {
 // sortie bench op: the experts' two grouped GEMMs on random weights out of memory: us, GB/s and %
 // of the read bandwidth measured between the runs, and Gop/s and % of the processor's peak.
 Status bench_op(const BenchOpOptions& options);
+
+// The one of `known` that --format names.
+Result<quant::Format> parse_format(const std::string& name, std::span<const quant::Format> known);
 
 }  // namespace sortie::cli
